@@ -37,8 +37,8 @@ def measure_dense_cost(
     """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
 
     All trainers call it and compute at the same time, the same as in training. All use the result of rank 0. Memory counts
-    what autograd saves, each storage once, without parameters and rows, which exist anyway. Time is a fast one of several
-    runs, see :func:`_now`. A line through a small and a large pass separates the cost of a pass from that of an example.
+    what autograd saves, each storage once, without parameters and rows, which exist anyway. Time is that of a fast
+    run, see :func:`_now`. A line through a small and a large pass separates the cost of a pass from that of an example.
 
     Args:
         examples: number of examples in the larger pass.

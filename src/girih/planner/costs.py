@@ -76,7 +76,7 @@ def link_s(name: str, size_bytes: float, num_workers: int, link: Link) -> float:
 def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
     """Fits α ≥ 0 and C of a link to its formula. Candidates go through two points, or through one with α = 0.
 
-    The best one has the smallest sum of |log(formula / measured)|. So small and large sizes count alike, and an
+    The best one has the smallest sum of |log(formula / measured)|. So small and large sizes count equally, and an
     outlier has little effect.
     """
 

@@ -35,7 +35,7 @@ class ModelFacts:
     Attributes:
         name: the name of its class.
         num_parameters: numbers of the dense half.
-        upper_parameters: those of no operator's features, so that each trainer has them.
+        upper_parameters: parameters that belong to no operator's features, so that each trainer has them.
         upper_weights: the part of the upper parameters that is in matrix products.
         last_bucket: numbers whose gradients come last in the backward pass, and travel together; None: all parameters.
         operators: substitutable operators, in the order of declaration.
@@ -95,7 +95,7 @@ class DenseCost:
         memory_bytes: bytes that a trainer may use.
         pass_s: seconds per pass, forward and backward, without examples. example_s: seconds per example.
         update_s: seconds of a step of the optimizer.
-        busy_threads: threads that a pass keeps busy on average. None means not measured, and counts as all threads.
+        busy_threads: threads that a pass keeps busy on average, at most those it has. None: not measured; counts as all.
         parameter_copies: bytes per byte of parameters, with one gradient and the optimizer's state: 4 for Adam.
     """
 

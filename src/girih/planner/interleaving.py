@@ -93,8 +93,8 @@ def capacity(facts: Facts) -> tuple[float | None, str]:
     """Capacity_g = min_op (RBound_op / RParam_op): numbers per step of an interleaving group, and why (PICASSO §III-C, eq. 3).
 
     The operations of the embedding layer are the exchange of rows, bound by the network, and lookup and pooling, bound by memory.
-    RBound is the amount that a resource carries while a trainer computes the dense half for its share of a step, so that no group
-    makes the trainer wait longer: bytes per second × seconds of a forward and backward pass, both nominal. RParam is the bytes
+    RBound is the amount that a resource carries while a trainer computes the dense half for its share of a step. So no group makes
+    the trainer wait longer. RBound is bytes per second × seconds of a forward and backward pass, both nominal. RParam is the bytes
     per number of a step for a trainer: bytes sent for keys, rows and gradients, by the unique keys of the first batches, and
     four passes through memory. They are divided by the volume of all numbers (eq. 1).
 

@@ -130,7 +130,7 @@ class Hierarchical(RemoteStrategy):
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Number of other processes than trainers, by role."""
+        """Number of processes besides the trainers, by role."""
         averaging: dict[str, int] = {DENSE: self.dense_servers} if self.groups > 1 else {}
         grouped: dict[str, int] = {}
         if self.servers_per_group:

@@ -57,7 +57,7 @@ class RemoteStrategy(StrategyOptions):
             loaders read for all trainers at once.
         waits_for_dense: whether a step waits for dense parameters or gradients to travel.
         embedding_workers, embedding_servers, loaders: number of processes.
-        transport: between processes on one host "shared" (shared memory), or "tcp".
+        transport: transport between processes: "shared" (shared memory, on one host only), or "tcp".
         compress_ids: sends each unique id once, with the examples that contain it, without loss (Persia §4.2.3).
         wire_embeddings, wire_gradients: "float16" halves the traffic between embedding workers and trainers. The loss is
             at most 2⁻¹² of the largest number of each vector (Persia §4.2.3).
@@ -82,7 +82,7 @@ class RemoteStrategy(StrategyOptions):
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Number of other processes than trainers, by role: those of the sparse half and the feed."""
+        """Number of processes besides the trainers, by role: those of the sparse half and the feed."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
     @property

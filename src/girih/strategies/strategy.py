@@ -91,7 +91,7 @@ class Strategy(ABC):
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Number of other processes than trainers, by role."""
+        """Number of processes besides the trainers, by role."""
         return {}
 
     @property
@@ -139,7 +139,7 @@ class Strategy(ABC):
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
     def rescale(self, plan: Plan, context: RunContext, session: Session, before: Plan) -> Session:
-        """Starts and ends other processes than trainers so that they match ``plan``. Needs ``capabilities.scales_in_place``.
+        """Starts and ends processes besides the trainers so that they match ``plan``. Needs ``capabilities.scales_in_place``.
 
         Returns the session with a new feed. New embedding servers have no rows yet.
 

@@ -1,7 +1,7 @@
 """Costs of steps with rows in embedding servers: ``hybrid``, ``asynchronous``, ``hierarchical`` (Persia §4.1).
 
 A trainer has several steps in flight, so the path of a step is divided by their number. Usually the busiest process or link
-decides. Reading, lookups and updates are the same work as in one process, but other processes do it. Messages use cores at both
+decides. Reading, lookups and updates are the same work as in one process, done by other processes. Messages use cores at both
 ends.
 
 B, T, t, c: the same as in :mod:`girih.planner.speed.step`. W, S, L: embedding workers, embedding servers, loaders.

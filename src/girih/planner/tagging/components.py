@@ -134,7 +134,7 @@ def _stages(index: Index, part: Sequence[int], num_parts: int) -> list[int]:
     """Returns the stage of each component: the maximum number of components before it on a path."""
     nodes = [
         number or -1 - operator for operator, number in enumerate(part)
-    ]  # each operator of trainers is a node of its own
+    ]  # each operator on trainers is a separate node
     before: dict[int, set[int]] = {node: set() for node in nodes}
     for producer, readers in enumerate(index.consumers):
         for consumer in readers:

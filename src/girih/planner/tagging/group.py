@@ -74,7 +74,7 @@ class WireCost(Options):
 
 
 class HierarchicalGroup(Options):
-    """One group. All groups of a run are alike.
+    """One group. All groups of a run are equal.
 
     Attributes:
         trainers: number of trainers. nets: number of nets per trainer.
@@ -108,7 +108,7 @@ class HierarchicalGroup(Options):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """One of the trainers, which are alike, then the servers."""
+        """One of the trainers, which are equal, then the servers."""
         return (self.trainer, *self.servers)
 
     def nets_on(self, device: int) -> int:
