@@ -55,7 +55,7 @@ SCHEMAS = [
     (lambda: girih.Categorical(name="user", embedding_dim=4), "Categorical: unknown option 'embedding_dim'; did you mean 'dim'?"),
     (lambda: girih.Table(nane="user"), "Table: unknown option 'nane'; did you mean 'name'?"),
     (lambda: girih.Hybrid(servers=2), "Hybrid: unknown option 'servers'; valid: compress_ids, embedding_servers, "),
-    (lambda: girih.Hierarchical(trainers=2), "Hierarchical: unknown option 'trainers'; set groups, each of them"),
+    (lambda: girih.Hierarchical(trainers=2), "Hierarchical: unknown option 'trainers'; set groups, each of one"),
     (lambda: girih.PublishOptions(every_s=1), "PublishOptions: option 'to' is missing; write PublishOptions(to=..., ...)"),
     (lambda: girih.Table(name="user", optimizer=torch.optim.Adam), "table 'user': optimizer = the class Adam: expected one of girih's own: Adagrad(...), Adam(...), "),
     (lambda: girih.read_csv("none.csv", SCHEMA, sep=";"), "unknown option 'sep'; did you mean 'separator'?"),
@@ -93,7 +93,7 @@ TRAINERS = [
     (lambda: trainer(store=4), "store = 4: expected girih.StoreOptions(...)"),
     (lambda: trainer(checkpoints=4), "checkpoints = 4: expected girih.CheckpointOptions(...)"),
     (lambda: trainer(options=girih.TrainOptions(device="tpu")), "device = 'tpu': expected 'auto', 'cpu' or 'cuda'"),
-    (lambda: trainer(options=girih.TrainOptions(gauc_by="usr")), "gauc_by = 'usr': no categorical feature of that"),
+    (lambda: trainer(options=girih.TrainOptions(gauc_by="usr")), "gauc_by = 'usr': no categorical feature has that"),
     (lambda: trainer(options=girih.TrainOptions(tensorboard=True)), "tensorboard = true needs a run directory; giv"),
     (lambda: girih.Trainer(girih.models.LR(SCHEMA), schema=OTHER), "schema: its schema differs from the model's: features of other kinds, dims, tables or transforms"),
 ]  # fmt: skip

@@ -125,7 +125,7 @@ OUT_OF_RANGE = [
     ("train.clip_norm = nan", "clip_norm = nan: expected a finite number > 0"),
     ("train.evaluate_every_steps = -5", "evaluate_every_steps = -5: expected an integer of at least 1"),
     ("train.log_every_steps = 0", "log_every_steps = 0: expected an integer of at least 1"),
-    ("train.early_stopping.metric = 'recall@5'", "early_stopping: metric = 'recall@5': expected one of auc, auprc, gauc, uauc, logloss, normalized_entropy, mae, rmse; rank_at" " lists the ks that are computed, and gauc_by names the feature that groups examples"),
+    ("train.early_stopping.metric = 'recall@5'", "early_stopping: metric = 'recall@5': expected one of auc, auprc, gauc, uauc, logloss, normalized_entropy, mae, rmse; rank_at" " lists the ks to compute, and gauc_by names the feature that groups examples"),
     ("train.early_stopping.patience = -1", "[train] early_stopping patience = -1: expected"),
     ("train.early_stopping.min_delta = nan", "min_delta = nan: expected a finite number ≥ 0"),
     (f"data.batch_size = {1 << 70}", "expected an integer from 1 to 2147483647"),
@@ -177,7 +177,7 @@ OUT_OF_RANGE = [
     ("train.lr_schedule = {name = 'ExponentialLR', gamma = -1.0}", "the learning rate becomes -0.001; expected a"),
     ("train.lr_schedule = {name = 'ExponentialLR', gamma = nan}", "the learning rate becomes nan; expected a num"),
     ("train.lr_schedule = {name = 'ReduceLROnPlateau', factor = 2.0}", "torch refuses these options: Factor sho"),
-    ("train.lr_schedule = {name = 'StepLR', step_size = 2, last_epoch = 4}", "'last_epoch' is what --resume knows"),
+    ("train.lr_schedule = {name = 'StepLR', step_size = 2, last_epoch = 4}", "'last_epoch' is not needed, because --resume"),
 ]  # fmt: skip
 
 AT_ODDS = [

@@ -21,7 +21,7 @@ def made(tmp_path, strategy, bounds, *, held=False, may_grow=True):
     ("hybrid", {"group-server": (1, 2)}, {}, "strategy 'hybrid' cannot change its number of group-server processes"),
     ("local", {"embedding-worker": (1, 2)}, {}, "strategy 'local' cannot change its number of embedding-worker .*; it cannot be scaled"),
     ("synchronous", {"trainer": (1, 2)}, {}, "a change of the number of trainers restarts them, so it is never automatic"),
-    ("hybrid", {"trainer": (1, 2)}, {}, "trainers begin anew where their number changes"),
+    ("hybrid", {"trainer": (1, 2)}, {}, "a change of the number of trainers restarts them"),
     ("hybrid", {"loader": (1, 3)}, {}, "loaders = 3: expected at most one per trainer"),
     ("hybrid", {"embedding-worker": (1, 2)}, {"held": True}, "the run has a plan"),
     ("hybrid", {"embedding-worker": (1, 2)}, {"may_grow": False}, "each process has a fixed host, for example under --cluster"),

@@ -67,7 +67,7 @@ def asked(tmp_path, strategy, *, held=False, processes=None, **counts):
         (
             girih.Synchronous(trainers=2),
             {"trainer": 3, "processes": Processes(has_launcher=False)},
-            "end it, and go on with --resume and other counts",
+            "end it, and continue with --resume and other numbers",
         ),
     ],
 )  # fmt: skip

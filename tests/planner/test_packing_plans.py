@@ -189,7 +189,7 @@ def test_strategies_that_exchange_nothing_by_groups_refuse_an_order(strategy, sc
     model = ModelFacts(name="Model", num_parameters=1, operators=(operator,))
     facts = replace(facts_of(ScheduleOptions(**schedule), trainers=1), model=model)
     with pytest.raises(
-        ConfigError, match=rf"schedule: {next(iter(schedule))}: under strategy '{strategy.name}'"
+        ConfigError, match=rf"schedule: {next(iter(schedule))}: strategy '{strategy.name}' does not"
     ):
         strategy.plan(facts)
 
