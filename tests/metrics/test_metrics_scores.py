@@ -342,7 +342,7 @@ def test_wrong_names_are_refused():
     scores = scores_of([0.0, 1.0], [0.0, 1.0])
     with pytest.raises(ConfigError, match="2 label names for scores of 1"):
         scores.result(["click", "buy"])
-    with pytest.raises(ConfigError, match="different names"):
+    with pytest.raises(ConfigError, match="no name twice"):
         scores.result(["click", "click"])
     with pytest.raises(ConfigError, match="groups were given before and not now"):
         scores_of([0.0], [1], None, [3]).add([0.0], [1])

@@ -120,7 +120,11 @@ TOLD = r"dense parameters do not fit into memory: they take 0\.\d+ GB in all {} 
 @pytest.mark.parametrize(
     ("options", "free", "told"),
     [
-        ({"nets": 8}, REPLICA + 3.5 * SIZE, TOLD.format("trainer", 8) + r", but only .* set nets to at most 3$"),
+        (
+            {"nets": 8},
+            REPLICA + 3.5 * SIZE,
+            TOLD.format("trainer", 8) + r", but only .* set nets to at most 3$",
+        ),
         (
             {"nets": 8},
             REPLICA + 0.5 * SIZE,
