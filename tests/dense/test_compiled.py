@@ -177,7 +177,7 @@ def test_global_batch_norm_and_a_machine_without_a_compiler_are_refused(monkeypa
 
 def test_substitution_is_refused():
     options = girih.TrainOptions(compile=True, device="cpu")
-    with pytest.raises(ConfigError, match=r"substitution: .*not compiled.*train.compile = false"):
+    with pytest.raises(ConfigError, match=r"substitution: .*cannot be compiled.*train.compile = false"):
         girih.Trainer(CountingDeepFM(), options=options, strategy=girih.Substitution())
 
 

@@ -65,7 +65,7 @@ def test_a_full_disk_is_told_once_and_training_and_then_publishing_go_on(config,
         told = fit(config, tmp_path / "run", log, "publish.every_steps=1", callbacks=[At(6, ballast.unlink)])
     errors = capfd.readouterr().err
     assert errors.count("no space left for a segment; free some; training goes on") == 1
-    assert errors.count("goes on\n") == 1
+    assert errors.count("publishing continues\n") == 1
     assert told["failed"] >= 1
     assert told["snapshots"] >= 1
     found = follower(log, tmp_path / "followed")

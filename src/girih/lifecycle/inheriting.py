@@ -109,7 +109,7 @@ def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, inherited: Inheri
             inherited.fresh.append(name)
         elif not isinstance(saved, Tensor) or saved.shape != parameter.shape:
             there = list(saved.shape) if isinstance(saved, Tensor) else "something else"
-            inherited.left[name] = f"{there} in the checkpoint, {list(parameter.shape)} in this model"
+            inherited.left[name] = f"{there} there, {list(parameter.shape)} here"
         else:
             model[name] = saved.to(parameter.dtype)
             inherited.parameters.append(name)
