@@ -245,11 +245,11 @@ def test_embeddings_packed_otherwise_are_refused():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"midle": "trainer"}, "'midle' is no operator of the model; did you mean 'middle'"),
+        ({"midle": "trainer"}, "'midle' is not an operator of the model; did you mean 'middle'"),
         ({"middle": None}, "'middle' on 'no device'; expected 'trainer'"),
         ({"middle": "server x"}, "'middle' on 'server x'; expected 'trainer' or 'server 0' and so on"),
         ({"middle": "server 01"}, "'middle' on 'server 01'; expected"),
-        ({"numeric": "server 0"}, "'numeric' on 'server 0'; it has to stay on the trainer"),
+        ({"numeric": "server 0"}, "'numeric' on 'server 0'; it must stay on the trainer"),
         ({"first": "server 0"}, "'first' on 'server 0' and 'last' on 'trainer'; expected operators of one"),
     ],
 )
