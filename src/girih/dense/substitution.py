@@ -43,7 +43,7 @@ class Aggregation:
             polls_stop: whether requests to stop travel with the partial results. Needs float32, and no ``split``.
         """
         num_examples = len(partial)
-        if split:  # each trainer only has the gradients of its own examples
+        if split:  # each trainer only has the gradients of its share
             return _crossed(partial, self._sum_share, lambda gradient: self._gather(gradient, num_examples))
         # each trainer has the whole gradient
         return _crossed(

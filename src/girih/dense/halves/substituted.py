@@ -1,6 +1,6 @@
 """The dense half of trainers that each own some features. Its weight-rich operators are spread (DES, Algorithm 1).
 
-Each trainer computes the partial results of its own features. The upper network takes their sum, or their
+Each trainer computes the partial results of its features. The upper network takes their sum, or their
 concatenation. Parameters of operators stay with the features that they read. They are still dense parameters: the
 optimizer, clipping and schedules see them, and a checkpoint has them whole.
 
@@ -40,7 +40,7 @@ from girih.schema import Schema
 class SubstitutedReplica(SynchronousReplica):
     """One copy of the upper network, and a part of the operators below it.
 
-    Each trainer sees all examples, but only the columns of its own features.
+    Each trainer sees all examples, but only the columns of the features that it owns.
 
     Args:
         placement: the features that each trainer owns.
