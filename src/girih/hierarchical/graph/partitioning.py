@@ -214,7 +214,7 @@ class PackedAlike(nn.Module):
         """Raises a ValueError if the packing differs."""
         if packing_of(embeddings) != self.packing:
             raise ValueError(
-                f"embeddings packed as {packing_of(embeddings)}; expected {self.packing}, the packing in tracing: trace the net again"
+                f"embeddings packed as {packing_of(embeddings)}; expected {self.packing}, as in tracing: trace the net again"
             )
 
 
