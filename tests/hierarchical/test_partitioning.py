@@ -238,7 +238,7 @@ def test_embeddings_packed_otherwise_are_refused():
     net = trace(Reading(), torch.empty(3, 0), packed("a", "b"))
     _, trainer = partitioned(net, tagging_of(net, all_on_one_server))
     trainer(torch.empty(3, 0), packed("a", "b"))
-    with pytest.raises(ValueError, match="as the net was traced"):
+    with pytest.raises(ValueError, match="trace the net again"):
         trainer(torch.empty(3, 0), packed("b", "a"))
 
 
