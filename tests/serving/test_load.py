@@ -268,7 +268,7 @@ def test_a_model_of_the_user_s_own_is_given(log_source, tmp_path, caplog):
     with pytest.raises(ConfigError, match=r"model = 'mine': expected a torch\.nn\.Module"):
         girih.load(saved, model="mine")
     other = Schema([Categorical(name="user", dim=4)], "click")
-    with pytest.raises(ConfigError, match="model: of another schema"):
+    with pytest.raises(ConfigError, match="model: its schema differs"):
         girih.load(saved, model=Own(other))
 
 
