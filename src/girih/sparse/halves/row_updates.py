@@ -61,7 +61,7 @@ def apply_all(
         summed = group.gradients(read, group_gradients, batch)
         if summed is not None:
             updates.append((group, read, summed))
-    vote.reported = _numbers_on(vote.loss.device, [summed.nonfinite_key for _, _, summed in updates])
+    vote.reported = numbers_on(vote.loss.device, [summed.nonfinite_key for _, _, summed in updates])
     vote.cast((vote.reported >= 0).any())
     if not vote.known_refused:
         for group, read, summed in updates:
@@ -75,10 +75,8 @@ def apply_all(
     return feature_from
 
 
-def _numbers_on(device: torch.device, numbers: Sequence[float | Tensor]) -> Tensor:
+def numbers_on(device: torch.device, numbers: Sequence[int | Tensor]) -> Tensor:
     """float64[K], on a device, from K numbers or tensors of one number. Never waits for a GPU."""
-    if not any(isinstance(number, Tensor) for number in numbers):
-        return torch.tensor(
-            numbers, dtype=torch.float64, device=device
-        )  # at once, because each call takes time
+    if device.type == "cpu":
+        return torch.tensor(numbers, dtype=torch.float64)  # one call, because each takes time
     return torch.cat([torch.as_tensor(number, device=device).reshape(1).double() for number in numbers])
