@@ -58,12 +58,17 @@ GUIDES = {
         "migrate/from-deepctr.md",
     ),
 }
-REFERENCE = ("config.md", "reference/keys.md", "reference/commands.md", "glossary.md", "platforms.md")
+REFERENCE = (
+    *("config.md", "reference/keys.md", "reference/commands.md", "glossary.md", "platforms.md"),
+    *("stability.md", "changelog.md"),
+)
 EXPLANATION = {
     "Design": ("architecture.md", "strategies.md"),
     "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md", "hierarchical-reference.md"),
     "Measurements": ("benchmarks.md", "claims.md"),
 }
+FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+"""Pages that are outside docs/ in the repository, and their places in the site."""
 FOLDERS = {"Experiments": "experiments", "Decisions": "decisions"}
 """Sections of the explanation that have each page of a folder."""
 MODULES = ("errors", "models", "nn", "optim", "tables")
@@ -100,7 +105,8 @@ def write(path: Path, text: str) -> None:
 def copy_pages() -> None:
     """Copies Markdown and pictures. The README becomes the first page; links to files outside the site become plain text."""
     docs = ROOT / "docs"
-    write(BUILD / "index.md", relink((ROOT / "README.md"), BUILD / "index.md"))
+    for name, page in FROM_ROOT.items():
+        write(BUILD / page, relink(ROOT / name, BUILD / page))
     for path in sorted(docs.rglob("*")):
         place = BUILD / path.relative_to(docs)
         if path.suffix == ".md":
@@ -120,8 +126,8 @@ def relink(path: Path, place: Path) -> str:
         file = (path.parent / target).resolve()
         if file.is_dir() and (file / "README.md").is_file():
             file /= "README.md"
-        if file == ROOT / "README.md":
-            file = ROOT / "docs" / "index.md"
+        if file.parent == ROOT and file.name in FROM_ROOT:
+            file = ROOT / "docs" / FROM_ROOT[file.name]
         elif not file.is_relative_to(ROOT / "docs") or file.suffix not in (".md", ".svg"):
             return text
         there = BUILD / file.relative_to(ROOT / "docs")
