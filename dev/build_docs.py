@@ -58,10 +58,17 @@ GUIDES = {
         "migrate/from-deepctr.md",
     ),
 }
-REFERENCE = ("config.md", "reference/keys.md", "reference/commands.md", "glossary.md", "platforms.md")
+REFERENCE = (
+    "config.md",
+    "reference/keys.md",
+    "reference/commands.md",
+    "hierarchical-reference.md",
+    "glossary.md",
+    "platforms.md",
+)
 EXPLANATION = {
     "Design": ("architecture.md", "strategies.md"),
-    "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md", "hierarchical-reference.md"),
+    "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md"),
     "Measurements": ("benchmarks.md", "claims.md"),
 }
 FOLDERS = {"Experiments": "experiments", "Decisions": "decisions"}
