@@ -59,12 +59,12 @@ GUIDES = {
     ),
 }
 REFERENCE = (
-    *("config.md", "reference/keys.md", "reference/commands.md", "glossary.md", "platforms.md"),
-    *("stability.md", "changelog.md"),
+    *("config.md", "reference/keys.md", "reference/commands.md", "hierarchical-reference.md"),
+    *("glossary.md", "platforms.md", "stability.md", "changelog.md"),
 )
 EXPLANATION = {
     "Design": ("architecture.md", "strategies.md"),
-    "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md", "hierarchical-reference.md"),
+    "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md"),
     "Measurements": ("benchmarks.md", "claims.md"),
 }
 FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
