@@ -26,7 +26,7 @@ Sizes = Callable[[Counts], Counts]
 
 @dataclass(frozen=True)
 class Passage:
-    """Counts or sizes of one exchange, as far as they concern this rank.
+    """Counts or sizes of one exchange, as far as they concern this rank: all ranks send along it in the same order.
 
     Attributes:
         sent, received: [P, ...], of this rank's messages to each one, and of each one's to it.
@@ -53,34 +53,6 @@ class Passage:
         return Passage(there.received, there.sent, outgoing, incoming)
 
 
-@dataclass(frozen=True)
-class Route:
-    """The ways of one step's messages: all ranks send along them in the same order.
-
-    Attributes:
-        sent_counts, received_counts: int64[P, C], counts that this rank told each one, and that each one told this rank.
-    """
-
-    exchange: DirectExchange
-    passage: Passage
-
-    @property
-    def sent_counts(self) -> Counts:
-        return self.passage.sent
-
-    @property
-    def received_counts(self) -> Counts:
-        return self.passage.received
-
-    def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """A flat tensor's parts, by what was told, go to the ranks in turn; returns what came, in turn."""
-        return self.exchange.move(sent, self.passage.there(sizes))[0]
-
-    def back(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """The answer to :meth:`there`: parts by what was asked; returns what came, by what was told."""
-        return self.exchange.move(sent, self.passage.back(sizes))[0]
-
-
 class DirectExchange:
     """A way for messages between all ranks: each one sends a message to each other one."""
 
@@ -90,8 +62,12 @@ class DirectExchange:
             int, tuple[int, int]
         ] = {}  # host that this rank is a relay for → ranks here and there
 
-    def send_counts(self, counts: Counts) -> Route:
-        """Tells each rank its counts, int64[P, C], all of them non-negative; C is the same on all ranks."""
+    def send_counts(self, counts: Counts) -> Passage:
+        """Tells each rank its counts, int64[P, C], all of them non-negative; C is the same on all ranks.
+
+        Returns:
+            These, and the counts that each rank told this one: the sizes of later messages follow from them.
+        """
         size, num_counts = counts.shape
         alike = np.full(size, num_counts)
         outgoing = {host: np.full(shape, num_counts) for host, shape in self._relayed.items()}
@@ -103,20 +79,22 @@ class DirectExchange:
             {host: numbers.numpy().reshape(*shapes[host].shape, -1) for host, numbers in messages.items()}
             for messages, shapes in zip(passed, (outgoing, incoming), strict=True)
         )
-        return Route(self, Passage(counts, received.numpy().reshape(counts.shape), out_counts, in_counts))
+        return Passage(counts, received.numpy().reshape(counts.shape), out_counts, in_counts)
+
+    def begin(self, sent: Tensor, sizes: Passage) -> Callable[[], Tensor]:
+        """Begins to move the parts of a flat tensor to the ranks in turn; what it returns ends that and gives what came, in turn."""
+        return self._ranks.begin_exchange(sent, sizes.sent.tolist(), sizes.received.tolist())
 
     def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
-        """Moves the parts of a flat tensor.
+        """Moves the parts of a flat tensor to the ranks in turn.
 
         Returns:
-            What came here; and what this rank passed on to other hosts, and from them, by host: in the order of
+            What came here, in turn; and what this rank passed on to other hosts, and from them, by host: in the order of
             :class:`Passage`.
         """
-        return self._ranks.exchange(sent, sizes.sent.tolist(), sizes.received.tolist()), {}, {}
+        return self.begin(sent, sizes)(), {}, {}
 
 
-Exchange = DirectExchange
-"""Either way."""
 _Pieces = Sequence[Tensor]
 _TAG = 0
 
@@ -144,6 +122,10 @@ class BetweenHosts(DirectExchange):
                 self._relays[self._relay(self._host, host)].append(host)
         here = len(self._local_ranks)
         self._relayed = {host: (here, len(self._members[host])) for host in self._relays[ranks.rank]}
+
+    def begin(self, sent: Tensor, sizes: Passage) -> Callable[[], Tensor]:
+        """See :class:`DirectExchange`: all is done at the end."""
+        return lambda: self.move(sent, sizes)[0]
 
     def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
         """See :class:`DirectExchange`."""
