@@ -8,7 +8,7 @@ GIRIH := .venv/girih
 GPU_PYTHON ?= $(PYTHON)
 CHECK_PYTHON := import sys; sys.exit('make: needs Python 3.11 or later; PYTHON=... names one' if sys.version_info < (3, 11) else 0)
 
-.PHONY: setup lint size prose test test-newest test-oldest test-slow test-gpu test-all gpu gpu-list gpu-picasso bench bench-peers claims demo docs clean
+.PHONY: setup lint size prose test test-newest test-oldest test-slow test-gpu test-all gpu gpu-list gpu-picasso bench bench-peers claims demo docs test-docs clean
 
 setup: $(INSTALLED)
 
@@ -128,8 +128,12 @@ $(GIRIH): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report]'
 	touch $@
 
+# The site, in site/: README.md and docs/, with pages for each public name, config key and command. A broken link fails it.
 docs: setup
+	$(BIN)/python dev/build_docs.py
+
+test-docs: setup
 	$(BIN)/pytest tests/docs
 
 clean:
-	rm -rf .venv .venv-newest .venv-oldest build dist runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-newest .venv-oldest build dist site runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

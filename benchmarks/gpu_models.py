@@ -16,7 +16,7 @@ from girih.data import Batch
 from girih.kernels.gpu import jit
 from girih.sparse.options import StoreOptions
 from girih.telemetry.stats import Spans
-from girih.training.schedules import in_step
+from girih.training.schedules import JoinedHalves, in_step
 
 CATEGORICAL, NUMERIC, DIM = 26, 13, 16
 MODELS = {
@@ -74,7 +74,7 @@ def samples_per_s(
             source = ((given[number % len(given)], number) for number in range(count))
             schedule = in_step(prefetch=True)
             before = None
-            for step in schedule(source, sparse, dense, num_updates=0, lr_scale=lambda: 1.0, spans=Spans()):
+            for step in schedule(source, JoinedHalves(sparse, dense, 0, lambda: 1.0, Spans())):
                 if before is not None and before.refused is not None:
                     raise before.refused
                 before = step

@@ -38,6 +38,7 @@ from girih.app.run_config import RunConfig
 from girih.comm.group import TrainerGroup
 from girih.kernels.cpu.jit import KERNELS
 from girih.telemetry.stats import Spans
+from girih.training.schedules import JoinedHalves
 
 PAPER = {"W&D": (100_039, 14_882, 16), "CAN": (381_364, 67_985, 19), "MMoE": (300_524, 75_217, 11)}
 """Operations of the baseline and of PICASSO, and packed embeddings."""
@@ -132,8 +133,8 @@ def _stepping(config: Mapping[str, Any]) -> Iterator[tuple[int, Callable[[], obj
         with settings.trainer() as trainer:
             trainer.fit(data, epochs=0)
             plan, session = trainer._run.opened()
-            halves = session.sparse, session.dense
-            steps = session.schedule(batches, *halves, num_updates=0, lr_scale=lambda: 1.0, spans=Spans())
+            halves = JoinedHalves(session.sparse, session.dense, 0, lambda: 1.0, Spans())
+            steps = session.schedule(batches, halves)
             for _ in range(WARM):
                 next(steps)
             yield len(plan.groups), lambda: next(steps)

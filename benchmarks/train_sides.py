@@ -28,7 +28,7 @@ from girih.sparse.halves.local import LocalSparse
 from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.telemetry.stats import Spans
-from girih.training.schedules import in_step
+from girih.training.schedules import JoinedHalves, in_step
 
 NUMERIC = 13
 HIDDEN = {"dlrm": {"bottom_hidden": (512, 256), "hidden": (512, 256)}, "deepfm": {"hidden": (400, 400, 400)}}
@@ -110,14 +110,8 @@ class Girih:
 
     def step(self, prepared: Batch) -> None:
         dense = self._dense[self.precision]
-        for _ in in_step()(
-            [(prepared, None)],
-            self.sparse,
-            dense,
-            num_updates=self.sparse.last_step,
-            lr_scale=lambda: 1.0,
-            spans=Spans(),
-        ):
+        halves = JoinedHalves(self.sparse, dense, self.sparse.last_step, lambda: 1.0, Spans())
+        for _ in in_step()([(prepared, None)], halves):
             pass
 
     def close(self) -> None:

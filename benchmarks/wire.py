@@ -42,8 +42,7 @@ from experiments import markdown
 from numpy.typing import NDArray
 
 from girih.comm import service
-from girih.comm.codecs import rows as index_codec
-from girih.comm.codecs import rows as value_codec
+from girih.comm.codecs import rows as row_codecs
 from girih.comm.rpc import Client, Request
 from support import inproc
 
@@ -422,14 +421,14 @@ def codecs(report: harness.Report, options: argparse.Namespace) -> None:
     ):
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         ids = rng.zipf(1.2, offsets[-1]) % 1_000_000
-        packed = index_codec.pack(ids, offsets, BATCH, pooled)
+        packed = row_codecs.pack(ids, offsets, BATCH, pooled)
         row(what, ids.nbytes + offsets.nbytes,
-            lambda ids=ids, offsets=offsets: index_codec.pack(ids, offsets, BATCH, pooled),
-            lambda packed=packed: index_codec.unpack(packed), sum(array.nbytes for array in packed))  # fmt: skip
+            lambda ids=ids, offsets=offsets: row_codecs.pack(ids, offsets, BATCH, pooled),
+            lambda packed=packed: row_codecs.unpack(packed), sum(array.nbytes for array in packed))  # fmt: skip
     values = rng.normal(0, 1e-3, (FEATURES * BATCH, DIM)).astype(np.float32)
-    halves, scales = value_codec.shrink(values)
-    row("float32 → float16", values.nbytes, lambda: value_codec.shrink(values),
-        lambda: value_codec.grow(halves, scales), halves.nbytes + scales.nbytes)  # fmt: skip
+    halves, scales = row_codecs.shrink(values)
+    row("float32 → float16", values.nbytes, lambda: row_codecs.shrink(values),
+        lambda: row_codecs.grow(halves, scales), halves.nbytes + scales.nbytes)  # fmt: skip
 
 
 if __name__ == "__main__":

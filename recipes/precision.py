@@ -87,9 +87,12 @@ def page(sections: list[str], seeds: int) -> str:
     tables = "\n\n".join(sections)
     return f"""# bfloat16 against float32
 
+This page compares the test AUC of training in bfloat16 and in float32. Read it before you set `train.precision = "bfloat16"`.
+
 Made by `GIRIH_DATA=... OMP_NUM_THREADS={torch.get_num_threads()} python recipes/precision.py --seeds {seeds}` on
-{processor()}, CPU only: models and data of [quality.md](quality.md), fewer epochs, test AUC with the weights of the best
-validation AUC. A pair differs in `train.precision` alone; the interval is Student's t over the pairs' differences.
+{processor()}, CPU only. Models and data are those of [quality.md](quality.md), with fewer epochs. The test AUC is that of the
+weights with the best validation AUC. The two runs of a pair differ only in `train.precision`. The interval is Student's t
+over the differences of the pairs.
 
 {tables}
 """

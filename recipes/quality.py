@@ -144,8 +144,8 @@ EXPERIMENTS = [
     grocery("din", "no figure is published"),
     grocery("dien", "above din"),
     grocery("dien", "above din", "dien without auxiliary loss", auxiliary=0.0),
-    grocery("dsin", "beside din", session_length=5, max_sessions=10),
-    grocery("atbrg", "beside din", without=(), relations={"with_item": "item_id", "with_bought": "bought"}),
+    grocery("dsin", "compared with din", session_length=5, max_sessions=10),
+    grocery("atbrg", "compared with din", without=(), relations={"with_item": "item_id", "with_bought": "bought"}),
     Experiment("adult", "dnn", "≥ 0.89 (PERSIA 0.8928)"),
     Experiment("criteo", "dlrm", "runs (8,000 rows)", seeds=1),
 ]  # fmt: skip
@@ -239,28 +239,34 @@ def page(rows: list[str], seeds: int) -> str:
     table = "\n".join(rows)
     return f"""# Quality on public data
 
-Made by `GIRIH_DATA=... python recipes/quality.py --seeds {seeds}` on {processor()}, {os.cpu_count()} cores, CPU only,
-float32: test AUC and logloss with the weights of the best validation AUC, mean ± standard deviation over the seeds
-1 to {seeds}; seconds are the median of whole runs, on a shared machine, and no benchmark.
+This page compares the test quality of girih's models on public data with published results. It is for readers who want to know whether the models learn as
+they should.
+
+Made by `GIRIH_DATA=... python recipes/quality.py --seeds {seeds}` on {processor()}, {os.cpu_count()} cores, CPU only, float32.
+
+- **Test AUC and logloss** are measured with the weights of the best validation AUC: mean ± standard deviation over the seeds 1 to {seeds}.
+- **Seconds** (s) are the median of whole runs, on a shared machine. They are not a benchmark.
 
 | data | model | test AUC | test logloss | to reach | s |
 |---|---|---|---|---|---|
 {table}
 
-- **frappe**: the split of BARS `frappe_x1` (train is a reconstruction of the published one), embeddings of 10, MLP
-  400-400-400 with batch norm, dropout 0.3, lazy Adam with L2 0.05 on touched rows, a tenth of the rate after epoch 8. BARS
-  trains with a dense penalty on whole tables; the numbers in brackets are its means over five seeds, or its single run.
-- **xdeepfm, two_tower** (`--only frappe/xdeepfm`, `--only frappe/two_tower`): five seeds, with the sizes of BARS (CIN 64; towers of
-  400-400-400 on [user, daytime, weekday, isweekend, homework, weather, country, city] and [item, cost]). They must reach BARS's mean less three
-  standard deviations over seeds, its own for xDeepFM (0.00037), DCN-V2's (0.00043) for DSSM, of which BARS has one run; else the command ends
-  with status 1. Where the table has no row of them, they were not run yet.
-- **kuairand**: KuaiRand-Pure split by day; `prepare.py` joins users, videos and what a user clicked before. The logistic
+- **frappe**: the split of BARS `frappe_x1` (train is a reconstruction of the published file). Embeddings have dim 10. The MLP is
+  400-400-400 with batch norm and dropout 0.3. The optimizer is lazy Adam with L2 0.05 on touched rows, and a tenth of the rate after epoch 8. BARS
+  trains with a dense penalty on whole tables. The numbers in brackets are BARS's means over five seeds, or its single run.
+- **xdeepfm, two_tower** (`--only frappe/xdeepfm`, `--only frappe/two_tower`): five seeds, with the sizes of BARS. The sizes are CIN 64, and towers of
+  400-400-400 on [user, daytime, weekday, isweekend, homework, weather, country, city] and [item, cost].
+  - The test AUC must reach BARS's mean less three standard deviations over seeds, otherwise the command ends with status 1. For xDeepFM this is BARS's own deviation
+    (0.00037). BARS has only one run of DSSM, so for DSSM it is the deviation of DCN-V2 (0.00043).
+  - If the table has no such rows, the models were not run yet.
+- **kuairand**: KuaiRand-Pure, split by day. `prepare.py` joins users, videos and each user's earlier clicks. The logistic
   baseline is one-hot logistic regression on the same features without histories.
-- **grocery**: Amazon's grocery reviews; each user's last purchase and one drawn item are the test, the ones before them validation.
-  ATBRG's graph is a later snapshot of what is bought together and may know what is to be predicted.
-- **adult**: census income, the published train and test files. **criteo**: 8,000 rows, which only shows that the format works.
+- **grocery**: Amazon's grocery reviews. Each user's last purchase and one drawn item are the test data, and the previous ones are validation data.
+  The graph of ATBRG is a later snapshot of items that are bought together, and may know the item that the model must predict.
+- **adult**: census income, the published train and test files.
+- **criteo**: 8,000 rows. They only show that the format works.
 
-The data sets' terms do not let us ship them; each recipe's config says where to get its own.
+We do not ship the data sets, because their terms do not allow it. The config of each recipe says where to get its data.
 """
 
 

@@ -189,7 +189,7 @@ def giving_up(monkeypatch):
         names = {checkpoint.name_of(step) for step in steps}
 
         def lost():
-            raise Lost("the rows as they were when this save began are gone")
+            raise Lost("the rows of the moment when this save began are gone")
 
         def written(save):
             if save._name in names:

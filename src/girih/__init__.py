@@ -1,4 +1,4 @@
-"""girih trains deep recommender models whose embedding tables outgrow any one machine.
+"""girih trains deep recommender models whose embedding tables exceed the memory of a single machine.
 
 Names are loaded on first use: importing girih imports neither torch nor numba.
 """
@@ -104,7 +104,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-if sys.version_info >= (3, 11):  # noqa: UP036 (__main__ refuses older ones, which cannot read this module)
+if sys.version_info >= (3, 11):  # noqa: UP036 (__main__ refuses older versions, which cannot read this module)
     import_module("girih.dense.accel.process_settings").set_omp_spin()
 
 
@@ -116,5 +116,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'girih' has no attribute {name!r}")
 
 
-def __dir__() -> "list[str]":  # Python 3.6 reads this file too, before __main__ refuses it
+def __dir__() -> "list[str]":  # Python 3.6 also reads this file, before __main__ refuses it
     return __all__

@@ -1,7 +1,7 @@
-"""``python -m girih`` is the command line.
+"""Runs the command line: ``python -m girih``.
 
-Python puts the working directory in front of the import path, where a file ``http.py`` would be imported for the module of
-that name. It is moved to the end, where the processes that girih starts have it too.
+Python puts the working directory at the start of the import path, so a file ``http.py`` there would replace the module
+of this name. This module moves the directory to the end. The processes that girih starts inherit the path.
 """
 
 import sys

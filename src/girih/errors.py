@@ -1,4 +1,4 @@
-"""Errors that girih raises when something is wrong, and whose mistake each of them is.
+"""Errors that girih raises on purpose. The tree shows who made the mistake.
 
     GirihError
     ├── UserError                  the command line ends with status 2
@@ -11,11 +11,11 @@
     ├── RoleError                  (RuntimeError)     a process of the run failed
     ├── NonFiniteError             (ArithmeticError)  a loss or a gradient is NaN or infinite
     ├── WireError                  (ConnectionError)  a message that cannot be sent or read, or a closed connection
-    │   └── Lost                                      a call to a process that was restarted since
+    │   └── Lost                                      a call to a process that has restarted
     ├── WireTimeout                (TimeoutError)     another process does not answer
     └── RemoteError                (RuntimeError)     another process answered that it failed
 
-Every message says what was received, what was expected, and how to mend it, in one line.
+Every message is one line. It says what was received, what was expected, and how to fix the problem.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-MOST_NAMES = 40  # that an error lists
+MOST_NAMES = 40  # limit of names that an error lists
 
 
 class GirihError(Exception):
@@ -31,11 +31,11 @@ class GirihError(Exception):
 
 
 class UserError(GirihError):
-    """A mistake in the configuration, the data or the usage: the user can mend it."""
+    """A mistake in the configuration, the data or the usage, which the user can fix."""
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration, schema or argument that cannot be used."""
+    """An invalid configuration, schema or argument."""
 
 
 class DataError(UserError, ValueError):
@@ -47,7 +47,7 @@ class MissingFileError(UserError, FileNotFoundError):
 
 
 class RunDirectoryError(UserError, FileExistsError):
-    """A run directory that is taken, or that is not one."""
+    """A run directory that is in use, or that is not a run directory."""
 
 
 class CheckpointError(UserError, ValueError):
@@ -59,7 +59,7 @@ class StorageFullError(UserError, OSError):
 
 
 class RoleError(GirihError, RuntimeError):
-    """A process of the run failed, or could not begin."""
+    """A process of the run failed, or could not start."""
 
 
 class NonFiniteError(GirihError, ArithmeticError):
@@ -71,7 +71,7 @@ class WireError(GirihError, ConnectionError):
 
 
 class Lost(WireError):
-    """A call to an earlier life of a process: whether it was done there only who called it may find out, or make sure."""
+    """The process restarted before it replied. The call may or may not have run, and only the caller can find out."""
 
 
 class WireTimeout(GirihError, TimeoutError):
@@ -79,18 +79,18 @@ class WireTimeout(GirihError, TimeoutError):
 
 
 class RemoteError(GirihError, RuntimeError):
-    """Another process answered that it failed; the message is its own."""
+    """Another process answered that it failed. The message is from this process."""
 
 
 def named(text: str) -> GirihError | None:
-    """The error that another process told as ``Name: message``, where it is one of these; else None."""
+    """Returns the error that another process reported as ``Name: message``, or None if it is not one of these."""
     name, _, message = text.partition(": ")
     kind = globals().get(name)
     return kind(message) if isinstance(kind, type) and issubclass(kind, GirihError) else None
 
 
 def kind_of(value: object) -> str:
-    """The class of a value with its article, as in ``an Adam``; of a class, ``the class Adam``."""
+    """Returns the class of a value with its article, such as ``an Adam``, or for a class ``the class Adam``."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__
@@ -99,7 +99,7 @@ def kind_of(value: object) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns ``; did you mean 'x'?``, or the valid names, :data:`MOST_NAMES` of them, when none is close."""
+    """Returns ``; did you mean 'x'?``, or at most :data:`MOST_NAMES` valid names if no name is close."""
     names, word = sorted(valid), str(name).casefold()
     alike = [each for each in names if each.casefold() == word]
     begun = [each for each in names if word and each.casefold().startswith(word)]
@@ -108,4 +108,4 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return f"; did you mean {found[0]!r}?"
     if len(names) > MOST_NAMES:
         names[MOST_NAMES:] = [f"and {len(names) - MOST_NAMES:,} more"]
-    return f"; valid: {', '.join(names)}" if names else "; nothing is valid here"
+    return f"; valid: {', '.join(names)}" if names else "; there is no valid name"

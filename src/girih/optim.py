@@ -1,15 +1,14 @@
 """Sparse optimizers as frozen descriptions; the arithmetic is in ``kernels``.
 
-All of them are lazy: a row moves only in a step whose batch touched it. Gradients of equal keys
-are summed before the step. ``l2 = λ`` adds λ·row to the gradient of every row that the batch
-touched; rows outside the batch do not decay. Defaults are those of ``torch.optim`` where torch has
-the optimizer.
+All optimizers are lazy: a row moves only in steps whose batch contains it. Gradients of equal keys are summed before
+the step. ``l2 = λ`` adds λ·row to the gradient of every row in the batch; rows outside the batch do not decay. Defaults
+are those of ``torch.optim``, if torch has the optimizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from girih.config.bounds import Fraction, NonNegative, Positive
 from girih.config.options import Options
@@ -50,7 +49,7 @@ class Adagrad(_Optimizer):
 
 
 class RowwiseAdagrad(_Optimizer):
-    """Adagrad with one accumulator a row: the mean of g² over the row's columns.
+    """Adagrad with one accumulator per row: the mean of g² over the row's columns.
 
     State: 1 float.
     """
@@ -63,8 +62,7 @@ class RowwiseAdagrad(_Optimizer):
 
 
 class Adam(_Optimizer):
-    """Lazy Adam: moments of a row move only when it is touched, bias correction counts the
-    optimizer's steps (``torch.optim.SparseAdam``).
+    """Lazy Adam: moments move only for touched rows; bias correction counts all steps (``torch.optim.SparseAdam``).
 
     State: 2 · ``dim`` floats.
     """
@@ -79,8 +77,8 @@ class Adam(_Optimizer):
 class FTRL(_Optimizer):
     """FTRL-proximal (McMahan et al. 2013, Algorithm 1), per coordinate, with exact zeros.
 
-    ``lr`` is the paper's α, ``beta`` its β, ``l1`` its λ₁, ``l2`` its λ₂: here ``l2`` belongs to the
-    closed form of the weight, not to the gradient. State: 2 · ``dim`` floats (z, n).
+    ``lr`` is the paper's α, ``beta`` its β, ``l1`` its λ₁, ``l2`` its λ₂. Here ``l2`` belongs to the closed form of the
+    weight, not to the gradient. State: 2 · ``dim`` floats (z, n).
     """
 
     name = "ftrl"
@@ -91,6 +89,4 @@ class FTRL(_Optimizer):
 
 
 SparseOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
-BY_NAME: dict[str, type[SparseOptimizer]] = {
-    cls.name: cls for cls in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)
-}
+BY_NAME: dict[str, type[SparseOptimizer]] = {cls.name: cls for cls in get_args(SparseOptimizer)}

@@ -39,7 +39,7 @@ class _Feature(Options):
 
     @property
     def source(self) -> str:
-        """The column that the feature is read from."""
+        """The column of the feature."""
         return self.column or self.name
 
 
@@ -76,19 +76,21 @@ class _Sparse(_Feature):
 
     @property
     def table_name(self) -> str:
-        """The table that holds the feature's rows: its own, unless it shares one."""
+        """The table of the feature's rows: its own table, unless it shares one."""
         return self.table or self.name
 
 
 class Categorical(_Sparse):
     """An id, or a bag of ids, pooled to one vector of ``dim``.
 
-    ``bucketize`` turns a numeric column into ids: the number of boundaries that are ≤ the value.
-    ``transform`` makes an id of a time: its hour, 0 to 23, or its weekday, 0 (Monday) to 6; where times are numbers
-    since 1970, ``time_unit`` says of what (default: seconds). ``weights`` names a list column with one weight an id.
-    ``separator`` splits strings into bags. A longer bag than ``max_length`` keeps its last ids. ``list_format = "brackets"`` reads
-    strings such as ``[1, 2]`` as bags. ``weight_separator`` splits each of a bag's strings into an id and its weight, as in ``7:0.5``.
-    ``padding_id`` is no id: it is left out of bags, and missing where an example has one id. With ``float_ids`` 7.0 is the id 7.
+    ``bucketize`` turns a numeric column into ids: the number of boundaries that are ≤ the value. ``transform`` makes an
+    id from a time: its hour, 0 to 23, or its weekday, 0 (Monday) to 6. If times are numbers since 1970, ``time_unit``
+    is their unit (default: seconds). ``weights`` names a list column with one weight per id.
+
+    ``separator`` splits strings into bags. A bag that is longer than ``max_length`` keeps its last ids. ``list_format =
+    "brackets"`` reads strings such as ``[1, 2]`` as bags. ``weight_separator`` splits each string of a bag into an id
+    and its weight, such as ``7:0.5``. ``padding_id`` does not count as an id: bags drop it, and for examples with one
+    id it is a missing id. With ``float_ids``, 7.0 is the id 7.
     """
 
     kind = "categorical"
@@ -107,11 +109,11 @@ class Categorical(_Sparse):
         _Sparse._check(self)
         if self.bucketize and (self.separator or self.weights):
             raise ConfigError(
-                f"{self._owner()}bucketize makes one id of one number; drop separator and weights"
+                f"{self._owner()}bucketize makes one id from one number; drop separator and weights"
             )
         if self.transform and (self.separator or self.weights or self.bucketize or self.max_length):
             raise ConfigError(
-                f"{self._owner()}{self.transform} makes one id of one time; drop separator, weights, max_length and bucketize"
+                f"{self._owner()}{self.transform} makes one id from one time; drop separator, weights, max_length and bucketize"
             )
         if self.weight_separator == "" or (self.weight_separator and self.weight_separator == self.separator):
             raise ConfigError(
@@ -125,32 +127,32 @@ class Categorical(_Sparse):
             for option in ("list_format", "weight_separator", "padding_id", "float_ids"):
                 if getattr(self, option) is not None:
                     raise ConfigError(
-                        f"{self._owner()}{option} is for ids, and {'bucketize' if self.bucketize else self.transform} makes them of"
+                        f"{self._owner()}{option} is for ids, and {'bucketize' if self.bucketize else self.transform} makes ids of"
                         " numbers or times; drop one"
                     )
         _check_time_unit(self)
 
     @property
     def part_of_time(self) -> PartOfTime | None:
-        """The part of a time that ids are; None where values are ids already."""
+        """The part of a time that becomes the id; None if the values are not times."""
         return self.transform
 
 
 class Sequence(_Sparse):
-    """Ids in order, oldest first; a model that reads sequences gets them whole, others pooled.
+    """Ids in order, oldest first. A model that reads sequences gets them whole; other models get them pooled.
 
-    A longer sequence than ``max_length`` keeps its last ids. ``list_format``, ``padding_id`` and ``float_ids`` are those of
-    :class:`Categorical`.
+    A sequence that is longer than ``max_length`` keeps its last ids. ``list_format``, ``padding_id`` and ``float_ids``
+    are the same as in :class:`Categorical`.
     """
 
     kind = "sequence"
 
 
 class Numeric(_Feature):
-    """One number. ``transform`` is applied in the order given; null becomes 0 after it.
+    """A single number. The transforms are applied in order, and null then becomes 0.
 
-    ``log1p`` is ln(1 + max(x, 0)); ``standardize`` takes mean and deviation from the training data; ``hour`` and
-    ``weekday`` are of a time, as with :class:`Categorical`, and come first.
+    ``log1p`` is ln(1 + max(x, 0)). ``standardize`` takes mean and deviation from the training data. ``hour`` and
+    ``weekday`` read a time, as in :class:`Categorical`, and come first.
     """
 
     kind = "numeric"
@@ -174,7 +176,7 @@ class Numeric(_Feature):
 
     @property
     def part_of_time(self) -> PartOfTime | None:
-        """The part of a time that numbers are; None where values are numbers already."""
+        """The part of a time that becomes the number; None if the values are not times."""
         return "hour" if "hour" in self.transform else "weekday" if "weekday" in self.transform else None
 
 
@@ -182,18 +184,19 @@ Feature = Categorical | Sequence | Numeric
 
 
 class Labels(Options):
-    """Labels to predict: columns in [0, 1], conditions on columns, or any numbers where the loss is ``mse`` or ``huber``.
+    """Labels to predict: columns in [0, 1], conditions on columns, or any numbers if the loss is ``mse`` or ``huber``.
 
-    ``derive`` maps a label to a condition, as in ``{"liked": "rating >= 4"}``; operators are
-    ``== != < <= > >= in``. ``weight`` names a column that weights examples.
+    ``derive`` maps a label to a condition, such as ``{"liked": "rating >= 4"}``; operators are ``== != < <= > >= in``.
+    ``weight`` names a column that weights examples.
 
     Attributes:
-        loss: label → ``bce`` (binary cross-entropy of a logit, the default), ``mse`` or ``huber`` (of the output as it is).
+        loss: label → ``bce`` (binary cross-entropy of a logit, the default), ``mse`` or ``huber`` (of the plain
+            output).
         huber_delta: the error from which Huber's loss grows linearly.
-        missing: a label that is null or NaN is a bad row (``error``), or the example does not count for it (``skip``).
-        mask: label → a column of 0 and 1, or a condition as in ``derive``: where it does not hold, the example does not count
-            for the label, whose value is not looked at.
-        label_weight: label → a column that weights the examples for it alone, beside ``weight``.
+        missing: a label that is null or NaN makes a bad row (``error``), or does not count (``skip``).
+        mask: label → a column of 0 and 1, or a condition as in ``derive``. If the condition is not met, the label does
+            not count for the example, and its value is not read.
+        label_weight: label → a column of weights of the examples for this label, in addition to ``weight``.
     """
 
     owner = "labels: "
@@ -230,25 +233,25 @@ class Labels(Options):
 
     @property
     def are_weighted(self) -> bool:
-        """Whether an example may count differently for one label than for another."""
+        """True if an example may have different weights for different labels."""
         return self.missing == "skip" or bool(self.mask or self.label_weight)
 
 
 class Defaults(Options):
-    """The section ``[defaults]``: what features and tables have that do not say it themselves."""
+    """The section ``[defaults]``: values for features and tables that do not set them."""
 
     dim: Dim = DEFAULT_DIM
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The features, labels and tables that data, model and store agree on.
+    """The features, labels and tables that data, model and store share.
 
     Args:
         features: in the order in which models see them.
         labels: names, or :class:`Labels`.
-        tables: only those that differ from the defaults or are shared under their own options.
-        defaults: the dim of tables for which neither they nor their features say one.
+        tables: only tables that differ from the defaults, or that are shared and have their own options.
+        defaults: the dim of tables if neither the table nor its features set one.
         null_values: texts that mean a missing value, in files, dictionaries and requests.
 
     Raises:
@@ -326,15 +329,15 @@ class Schema:
         return {table.name: table for table in self.tables}
 
     def table_of(self, feature: Categorical | Sequence) -> Table:
-        """The table that holds a feature's rows, its dim filled in."""
+        """Returns the table of a feature's rows, with its dim filled in."""
         return self._table_by_name[feature.table_name]
 
     def dim_of(self, feature: Categorical | Sequence) -> int:
-        """Width of a feature's embedding."""
+        """Returns the width of a feature's embedding."""
         return self.table_of(feature).dim or DEFAULT_DIM
 
     def narrowed(self, names: Collection[str]) -> Schema:
-        """The features of these names alone, in their order, with their tables; labels stay."""
+        """Returns a schema with only the named features, in their order, with their tables and all labels."""
         wanted = set(names)
         features = [feature for feature in self.features if feature.name in wanted]
         used = {feature.table_name for feature in features if not isinstance(feature, Numeric)}
@@ -342,7 +345,7 @@ class Schema:
         return Schema(features, self.labels, tables, null_values=self.null_values)
 
     def to_dict(self) -> dict[str, object]:
-        """As plain mappings and lists, in the form of a config file's sections."""
+        """Returns plain mappings and lists, in the form of a config file's sections."""
         sections = {
             "features": config.plain(self.features),
             "labels": config.plain(self.labels),
@@ -351,9 +354,9 @@ class Schema:
         return sections | ({"data": {"null_values": list(self.null_values)}} if self.null_values else {})
 
     def fingerprint(self) -> str:
-        """16 hex digits that change when anything changes that trained rows or inputs depend on.
+        """Returns 16 hex digits that change if anything changes that trained rows or inputs depend on.
 
-        Names of columns are left out: the same feature may be called otherwise in other files.
+        Names of columns do not count: the same feature may have another name in other files.
         """
         shape = [
             [
@@ -368,7 +371,9 @@ class Schema:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, object], where: str = "schema") -> Schema:
-        """Builds a schema from the sections ``features``, ``labels``, ``tables`` and ``defaults`` of a config, and ``data.null_values``."""
+        """Builds a schema from the sections ``features``, ``labels``, ``tables``, ``defaults`` and ``data`` (only
+        ``null_values``).
+        """
         for key in ("features", "labels"):
             if key not in mapping:
                 raise ConfigError(
@@ -392,19 +397,19 @@ class Schema:
 
 
 def list_of_texts(value: object) -> Any:
-    """A list of texts as a list; one text is refused where a list is expected, and stays as it is."""
+    """Returns a list of texts as a list. A single text stays unchanged, so that a later check refuses it."""
     return list(value) if isinstance(value, Seq) and not isinstance(value, str) else value
 
 
 def _check_time_unit(feature: Categorical | Numeric) -> None:
     if feature.time_unit and feature.part_of_time is None:
         raise ConfigError(
-            f"{feature._owner()}time_unit = {feature.time_unit!r}: is of times, which transform = 'hour' and 'weekday' read; drop it"
+            f"{feature._owner()}time_unit = {feature.time_unit!r}: is only for times, with transform = 'hour' or 'weekday'; drop it"
         )
 
 
 def _listed(mapping: Mapping[str, object], key: str, kind: object, where: str) -> list[Any]:
-    """The tables of a list such as ``[[features]]``, built."""
+    """Builds the tables of a list such as ``[[features]]``."""
     items, built = mapping.get(key, ()), []
     if not isinstance(items, list | tuple):
         raise ConfigError(f"{where}: {key}: expected [[{key}]], a list of tables")

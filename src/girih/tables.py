@@ -32,7 +32,7 @@ class _Eviction(_Rule):
 
 
 class Normal(_Initializer):
-    """Rows start normally distributed."""
+    """Initial values are normally distributed."""
 
     name = "normal"
     mean: Finite = 0.0
@@ -40,7 +40,7 @@ class Normal(_Initializer):
 
 
 class Uniform(_Initializer):
-    """Rows start uniform in [low, high)."""
+    """Initial values are uniform in [low, high)."""
 
     name = "uniform"
     low: Finite = -0.01
@@ -52,20 +52,20 @@ class Uniform(_Initializer):
 
 
 class Zeros(_Initializer):
-    """Rows start at zero."""
+    """Initial values are zero."""
 
     name = "zeros"
 
 
 class Constant(_Initializer):
-    """Rows start at one value."""
+    """Initial values are one constant."""
 
     name = "constant"
     value: Finite = 0.0
 
 
 class MinCount(_Admission):
-    """A key gets a row once it has been seen ``count`` times (counting Bloom filter of ``cells`` 8-bit cells).
+    """A key gets a row when it has been seen ``count`` times (counting Bloom filter of ``cells`` 8-bit cells).
 
     The filter may admit a key early (never late): about ``(1 - exp(-4 keys / cells))⁴`` of the keys.
     """
@@ -76,14 +76,14 @@ class MinCount(_Admission):
 
 
 class Probability(_Admission):
-    """Each time a key without a row is seen, it gets one with probability ``p``."""
+    """A key without a row gets one with probability ``p`` each time it is seen."""
 
     name = "probability"
     p: Annotated[float, Bounds(0, 1, open_low=True)] = 0.1
 
 
 class LRU(_Eviction):
-    """At ``max_rows`` the least recently used row of the table leaves: exact, per shard.
+    """At ``max_rows``, the least recently used row of the table leaves: exact, per shard.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
     """
@@ -93,7 +93,7 @@ class LRU(_Eviction):
 
 
 class LFU(_Eviction):
-    """At ``max_rows`` the least often used rows leave, a sixteenth of the table at once.
+    """At ``max_rows``, the least often used rows leave, a sixteenth of the table at once.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
     """
@@ -103,10 +103,10 @@ class LFU(_Eviction):
 
 
 class TTL(_Eviction):
-    """A row leaves when it was not used for more than ``steps`` steps, or ``seconds`` seconds.
+    """A row leaves if it was not used for more than ``steps`` steps, or ``seconds`` seconds.
 
-    With ``max_rows``, the least recently used row leaves when the table is full.
-    ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+    With ``max_rows``, the least recently used row leaves when the table is full. ``max_rows`` is divided over the
+    shards, rounded up: with N shards a table may hold up to N - 1 rows more.
     """
 
     name = "ttl"
@@ -120,7 +120,8 @@ class TTL(_Eviction):
 
 
 class Fixed(_Eviction):
-    """At ``max_rows`` no new key gets a row: it reads its initial value and its gradient is dropped, counted.
+    """At ``max_rows``, new keys get no rows. They read their initial value, and their gradients are dropped and
+    counted.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
     """

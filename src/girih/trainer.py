@@ -83,22 +83,22 @@ class _RunView:
 
     @property
     def state(self) -> RunState:
-        """The state of the run: how far it has come."""
+        """The state of the run: its progress."""
         return self._run.state
 
     @property
     def plan(self) -> Plan | None:
-        """The plan; None until the session opens, unless it was given."""
+        """The plan. None until the session opens, unless the argument ``plan`` is set."""
         return self._run.plan
 
     @property
     def sparse(self) -> SparseHalf:
-        """The sparse half, once the session is open."""
+        """The sparse half of the open session."""
         return self._run.opened()[1].sparse
 
     @property
     def dense(self) -> DenseHalf:
-        """The dense half, once the session is open."""
+        """The dense half of the open session."""
         return self._run.opened()[1].dense
 
     @property
@@ -108,13 +108,13 @@ class _RunView:
 
     @property
     def learning_rate(self) -> LearningRate:
-        """The schedule of the learning rates, once the session is open."""
+        """The schedule of the learning rates of the open session."""
         self._run.opened()
         return self._run.trainer_state.learning_rate
 
     @property
     def restarts_all(self) -> bool:
-        """Whether the last ``fit`` stopped so that its launcher restarts all processes, in other numbers."""
+        """True if the last ``fit`` stopped so that its launcher restarts all processes, in other numbers."""
         return self._run.restarts_all
 
 
@@ -125,10 +125,11 @@ class _Predictor(_RunView):
     data: Mapping[str, Dataset]
     _cluster: Cluster
     _evaluated: tuple[str, Metrics] | None = None
-    """The name of the data that were evaluated since the last fit, and their metrics."""
+    """The name of the data evaluated since the last fit, and its metrics."""
 
     def evaluate(self, data: Dataset | None = None) -> Metrics:
-        """Exact metrics of every label; without ``data``, on the test data of the config, else its validation data.
+        """Returns exact metrics of every label. Without ``data``, uses the test data of the config, or else its
+        validation data.
 
         Raises:
             ConfigError: data of another schema or without labels, or a feature that only ``fit`` can standardize.
@@ -146,7 +147,7 @@ class _Predictor(_RunView):
         return metrics
 
     def _configured(self, *splits: str) -> Dataset:
-        """The first of some splits that the config has."""
+        """Returns the first of some splits that the config has."""
         data = next((self.data[split] for split in splits if split in self.data), None)
         if data is None:
             wanted = " or ".join(splits)
@@ -156,19 +157,22 @@ class _Predictor(_RunView):
         return data
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-        """Each batch in order, with its probabilities float32[B, T]; see :meth:`evaluate`, labels may be missing."""
+        """Yields each batch in order, with its predictions float32[B, T]; see :meth:`evaluate`. Labels may be
+        missing.
+        """
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
             session, normalization = self._run.scoring.opened()
             yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
-        """Probabilities of all examples in order, float32[examples, T]."""
+        """Returns the predictions for all examples in order, float32[examples, T]."""
         parts = [probabilities for _, probabilities in self.predictions(data)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
 
     def outputs(self, data: Dataset) -> NDArray[np.float32]:
-        """The outputs of the model for all examples in order, float32[examples, ...]: logits, or towers side by side.
+        """Returns the model's outputs for all examples in order, float32[examples, ...]: logits, or towers side by
+        side.
 
         Raises:
             ConfigError: no examples, or a strategy that computes parts of the model elsewhere.
@@ -194,19 +198,20 @@ class _Reporter(_Predictor):
     """The error of the last fit."""
 
     def request_stop(self) -> None:
-        """Has ``fit`` return after the step under way, a checkpoint written, or ``evaluate`` raise.
+        """Stops ``fit`` after its current step, with a checkpoint, or stops ``evaluate``, which raises.
 
-        Callable from a signal handler, a callback or another thread; on any of several trainers.
+        A signal handler, a callback or another thread may call this method, on any of several trainers.
         """
         self._ranks.request_stop()
 
     def summary(self, metrics: Metrics | None = None, *, duration_s: float | None = None) -> dict[str, Any]:
-        """Content of ``summary.json``. All trainers call it.
+        """Returns the content of ``summary.json``. All trainers must call it.
 
         Args:
-            metrics: of the final weights. By default those that :meth:`evaluate` returned since the last ``fit``, on the test data of a
-                config if there are any, else the last ones; without any, those of the validation data in ``fit``.
-            duration_s: since this trainer was made if None.
+            metrics: of the final weights. By default the metrics that :meth:`evaluate` returned since the last ``fit``:
+                on the test data of a config if there are any, else the latest. Without an evaluation, the metrics of
+                the validation data in ``fit``.
+            duration_s: None is the time since this trainer was made.
         """
         split, latest = self._evaluated or ("valid", self._run.final_metrics())
         metrics = metrics or latest
@@ -217,11 +222,11 @@ class _Reporter(_Predictor):
         return summary
 
     def end(self, summary: dict[str, object] | None, error: BaseException | None = None) -> None:
-        """Ends what ``fit`` began: writes ``summary.json`` and calls ``on_end`` of callbacks. The second call does nothing.
+        """Ends the run: writes ``summary.json`` and calls ``on_end`` of callbacks. A second call does nothing.
 
         Args:
-            summary: of :meth:`summary`; None if the run was stopped or failed.
-            error: what the run failed by, for ``on_error`` of callbacks.
+            summary: the result of :meth:`summary`; None if the run was stopped or failed.
+            error: the reason for a failure, for ``on_error`` of callbacks.
         """
         if not self._ended:
             self._ended = True
@@ -231,36 +236,36 @@ class _Reporter(_Predictor):
 
 
 class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
-    """Trains a model whose embeddings live in growing tables.
+    """Trains a model whose embeddings are in growing tables.
 
-    The session, which has tables and processes, opens with the first ``fit``, ``evaluate``, ``predict`` or ``load``.
+    The session, with its tables and processes, opens with the first ``fit``, ``evaluate``, ``predict`` or ``load``.
 
     Args:
         model: any module of ``forward(numeric[B, X], embeddings) -> logits[B, T]``.
-        sparse_optimizer: for tables that have none of their own; Adagrad(lr=0.01) where None.
-        dense_optimizer: parameters → ``torch.optim`` optimizer; Adam(lr=1e-3) where None.
-        first_order_optimizer: for first-order weights; the sparse optimizer where None.
-        strategy: one of girih's, or an instance of your own subclass of :class:`girih.strategies.Strategy`.
+        sparse_optimizer: for tables without their own optimizer; None is Adagrad(lr=0.01).
+        dense_optimizer: parameters → ``torch.optim`` optimizer; None is Adam(lr=1e-3).
+        first_order_optimizer: for first-order weights; None is the sparse optimizer.
+        strategy: a strategy of girih, or an instance of your own subclass of :class:`girih.strategies.Strategy`.
         schedule: packing, interleaving and prefetching.
-        schema: taken from the model, where it has one.
-        options: epochs, seed, precision and the like.
-        store: where rows live. checkpoints: how often to save, when a ``run`` is given.
+        schema: by default the schema of the model.
+        options: epochs, seed, precision and similar options.
+        store: the memory of rows. checkpoints: how often to save, if there is a ``run``.
         run: a directory for metrics, checkpoints and the timeline; None writes nothing.
         callbacks: receive every record.
-        cluster: an existing cluster to join. By default, the ranks started by ``torchrun``. With several trainers
-            only rank 0 writes and calls back.
-        plan: the plan to hold, instead of one that the strategy makes.
-        calibrated: the machine, by which training examples per second are predicted; None predicts nothing.
-        where: the file that options come from, for what is found wrong with them once the session opens.
-        metrics: where each process of the run serves its metrics; nowhere where None.
-        publish: where ``fit`` publishes segments that servers follow, and how often; nowhere where None.
+        cluster: an existing cluster to join. By default, the ranks started by ``torchrun``. With several trainers, only
+            rank 0 writes and calls back.
+        plan: the plan to use, instead of the strategy's own plan.
+        calibrated: the calibrated machine, to predict training examples per second; None predicts nothing.
+        where: config file, named in errors.
+        metrics: the endpoint at which each process of the run serves its metrics; None serves none.
+        publish: where and how often ``fit`` publishes segments that servers follow; None publishes nothing.
 
     Attributes:
-        data: of a config, its datasets by split; empty where there is no config.
-        showing: entered while ``fit`` trains: the progress bar of a config's trainer.
+        data: the datasets of a config by split; empty without a config.
+        showing: a context around the training in ``fit``: the progress bar of a config's trainer.
 
     Raises:
-        ConfigError: options that do not go together.
+        ConfigError: options that contradict each other.
     """
 
     def __init__(
@@ -307,11 +312,11 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         try:
             path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
             shared = self._ranks.broadcast(None if path is None else str(path.absolute()))
-            shown_in = None if shared is None else Path(shared)  # of the first trainer
+            shown_in = None if shared is None else Path(shared)  # the directory of the first trainer
             store = (store or StoreOptions()).within(shown_in)
             context = self._context(store, dense_optimizer, (sparse_optimizer, first_order_optimizer))
             facts = facts_of(context.sparse, context.dense, self._ranks.size, schedule)
-            self.strategy.plan(facts)  # what it refuses, it refuses now
+            self.strategy.plan(facts)  # raises the strategy's errors early
             if not self._ranks.first:
                 run, callbacks = None, ()
             elif self.options.tensorboard and run is None:
@@ -356,14 +361,15 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
     ) -> Trainer:
-        """The trainer of a config file, as ``girih train`` has it, with its data: ``fit()`` and ``evaluate()`` take them from there.
+        """Makes the trainer of a config file, as in ``girih train``, with its data, which ``fit()`` and ``evaluate()``
+        use.
 
-        With a ``run``, its directory gets a ``config.toml``, so that every command reads it.
+        If there is a ``run``, its directory gets a ``config.toml``, so that every command can read it.
 
         Args:
-            overrides: as ``--set`` takes them, ``["train.epochs=2"]``, or a mapping of values, ``{"train.epochs": 2}``.
+            overrides: as in ``--set``, ``["train.epochs=2"]``, or a mapping of values, ``{"train.epochs": 2}``.
             strategy: replaces ``[strategy]`` whole, before the overrides.
-            progress: shows how training goes on: a bar in notebooks and terminals, lines elsewhere.
+            progress: shows progress: a bar in notebooks and terminals, lines elsewhere.
 
         Raises:
             ConfigError: anything unknown, missing or of the wrong type. MissingFileError, DataError: files of the data.
@@ -385,7 +391,7 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         dense_optimizer: OptimizerFactory | None,
         sparse_optimizers: tuple[SparseOptimizer | None, SparseOptimizer | None],
     ) -> RunContext:
-        """The live objects before the halves.
+        """Makes the live objects that the halves need.
 
         Args:
             sparse_optimizers: of rows, and of first-order weights.
@@ -405,16 +411,14 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
     def fit(
         self, train: Dataset | None = None, valid: Dataset | None = None, *, epochs: int | None = None
     ) -> RunState:
-        """Trains for ``epochs`` more epochs (the options' number where None), the one under way counted in.
+        """Trains for ``epochs`` more epochs, including an unfinished epoch. None is the number of the options.
 
-        Without ``train``, both are those of the config: see :meth:`from_config`.
-
-        Under early stopping the best weights are put back at the end. ``stopped`` says whether
-        :meth:`request_stop` ended it.
+        Without ``train``, trains on the data of the config: see :meth:`from_config`. With early stopping, the best
+        weights are restored at the end. ``stopped`` says whether :meth:`request_stop` ended the training.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite; names the step.
-            ConfigError: data of another schema, or no ``valid`` where the options need it.
+            ConfigError: data of another schema, or no ``valid`` although the options need it.
             DataError: a bad row or a damaged file.
             RunDirectoryError: the run directory holds an earlier run that was not loaded.
         """
@@ -433,11 +437,11 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         return self.state
 
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
-        """Refuses what :meth:`fit` would refuse, but writes nothing.
+        """Raises the errors that :meth:`fit` would raise before it trains, but writes nothing.
 
         Raises:
-            ConfigError: data of another schema, data in which a loaded position has no meaning, or no
-                ``valid`` where the options need it.
+            ConfigError: data of another schema, data that does not fit a loaded position, or no ``valid`` although the
+                options need it.
         """
         expect_data("train", train, self.schema)
         if valid is not None:
@@ -447,10 +451,11 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         self._run.check(train)
 
     def rehearse(self, train: Dataset, valid: Dataset | None = None) -> None:
-        """Does all that :meth:`fit` does before its first step, the first batch included; trains and writes nothing.
+        """Does everything that :meth:`fit` does before its first step, and reads the first batch. Trains and writes
+        nothing.
 
         Raises:
-            ConfigError, DataError: as :meth:`fit` raises them.
+            ConfigError, DataError: as in :meth:`fit`.
         """
         self.check(train, valid)
         with self._cluster.explaining():
@@ -458,7 +463,7 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         train.first()
 
     def save(self, directory: str | os.PathLike[str]) -> Path | str:
-        """Writes a checkpoint ``directory/step-…``, in any fsspec address too; returns its path, or address."""
+        """Writes a checkpoint ``directory/step-…``, also in any fsspec address. Returns its path, or address."""
         run = self._run
         with self._cluster.explaining():
             run.open()
@@ -471,16 +476,16 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
     def load(
         self, directory: str | os.PathLike[str], *, resume: bool = True, train: Dataset | None = None
     ) -> None:
-        """Takes rows and parameters from a checkpoint, or from a run: its latest.
+        """Takes rows and parameters from a checkpoint, or from the latest checkpoint of a run.
 
         Args:
-            resume: go on from its step, position and random state too; else only evaluate and predict: of a run
-                under early stopping, with its best weights.
-            train: the data that training goes on with, for a plan that depends on it.
+            resume: also continue from its step, position and random state. Otherwise only evaluate and predict; a run
+                with early stopping then gives its best weights.
+            train: the data of the continued training, for a plan that depends on the data.
 
         Raises:
-            CheckpointError: none there, a damaged one, or one of another schema, model or optimizer. This trainer
-                is as before then; with several processes, some may have replaced their rows.
+            CheckpointError: no checkpoint, a damaged one, or one of another schema, model or optimizer. This trainer is
+                then unchanged; with several processes, some may have replaced their rows.
         """
         self._evaluated = None
         path = checkpoint.find(directory) if resume else checkpoint.final_of(directory)[0]
@@ -488,20 +493,22 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             self._run.restore(path, train if resume else None, resume=resume)
 
     def init_from(self, directory: str | os.PathLike[str], *, train: Dataset | None = None) -> Inherited:
-        """Begins with the weights of another run, its final ones where it has ended: rows by table, dense parameters by name and shape.
+        """Begins with the weights of another run: rows by table, dense parameters by name and shape.
 
-        All else begins afresh: steps, data position, the dense optimizer, features and tables that it does not have. The model, its
-        features, dims and optimizers may be others, and so may the strategy. Called before anything was trained.
+        The weights are final if the other run has ended. Everything else starts new: steps, data position, the dense
+        optimizer, and features and tables that the other run does not have. The model, its features, dims, optimizers
+        and strategy may differ. Call this method before any training.
 
         Args:
-            train: the data that is to be trained on, for a plan that depends on it, and for an evaluation before ``fit``: features that
-                are standardized and that the other run has not are measured on it, and else by ``fit``.
+            train: the training data, for a plan that depends on it, and for an evaluation before ``fit``. It serves to
+                measure standardized features that the other run does not have; otherwise ``fit`` measures them.
 
         Returns:
-            What was taken, what was left and why; ``lines()`` has it in words.
+            The weights that were taken, and those that were not, with reasons; ``lines()`` describes them.
 
         Raises:
-            MissingFileError, CheckpointError: no checkpoint there, or a damaged one. ConfigError: this trainer has trained already.
+            MissingFileError, CheckpointError: no checkpoint, or a damaged one. ConfigError: this trainer has trained
+                already.
         """
         if self.state.step:
             raise ConfigError(
@@ -512,20 +519,21 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             return self._run.inherit(place, train)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the run by :meth:`end`, gives the tables' memory and the run directory back, and ends the processes of the run.
+        """Ends the run by :meth:`end`, frees the tables' memory and the run directory, and ends the processes of the
+        run.
 
-        Leaving a ``with`` block does the same. A run that was stopped has no summary. If the last ``fit`` failed, or ``error`` is given,
-        there is no summary either, and callbacks get ``on_error``.
+        Leaving a ``with`` block does the same. A stopped run has no summary. If the last ``fit`` failed, or ``error``
+        is set, there is no summary either, and callbacks get ``on_error``.
         """
         self._closed, failure = True, error or self._error
-        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
+        with contextlib.ExitStack() as closing:  # all are closed, even if one raises
             if self._opened is not None:
                 closing.callback(self._opened.close)
             closing.push(lambda kind, *_: self._cluster.close(failed=error is not None or kind is not None))
             closing.callback(self._run.close)
             closing.callback(self._status_writer.close)
             if self._ended is False and self._reports:
-                # of a run that failed, the first error is the one to report
+                # if the run failed, its first error is the one to report
                 with contextlib.suppress(*[Exception] if failure else []):
                     self.end(None if failure or self.stopped else self.summary(), failure)
 

@@ -18,7 +18,7 @@ USAGE = [
     (["train", "config.toml", "more.toml"], "unexpected extra argument"),
     (["train", "config.toml", "--rnu", "run"], "No such option '--rnu'. (Did you mean one of: '--resume', '--run'?)"),
     (["train", "config.toml", "--run"], "Option '--run' requires an argument"),
-    (["train", "config.toml", "--resume"], "--resume needs --run DIR, the directory of the run to go on with"),
+    (["train", "config.toml", "--resume"], "--resume needs --run DIR, the directory of the run to continue"),
     (["train", "config.toml", "--strategy", "hybird"], "[strategy]: unknown name 'hybird'; did you mean 'hybrid'?"),
     (["evaluate"], "Missing argument 'RUN'"),
     (["predict", "run"], "Missing option '--data'"),

@@ -35,7 +35,7 @@ def test_paths(site, path, message, split):
     if "no such file" in message or "matches this" in message:
         assert line.startswith(f'data.{split} = "{path}": {site / path}: no ')
         assert line.endswith(
-            f"; relative paths start at {(site / path).parents[path.count('/')]}, where the config file is"
+            f"; relative paths start at {(site / path).parents[path.count('/')]}, the directory of the config file"
         )
 
 
@@ -43,7 +43,7 @@ def test_a_catalogue_that_is_not_there_names_its_key(site):
     site.configure('negatives = {items = "gone.parquet", features = ["item"], per_step = 4}')
     start = f"{site / 'gone.parquet'}: no such file; relative paths start at {(site / 'gone.parquet').parent}"
     assert site.refusal(*site.train()) == (
-        f'negatives.items = "gone.parquet": {start}, where the config file is'
+        f'negatives.items = "gone.parquet": {start}, the directory of the config file'
     )
 
 
@@ -81,7 +81,7 @@ COLUMNS = [
     ("features.0.column = 'when'", "column 'when' (timestamp[ms]) of feature 'user': ids are integers or strings, or lists of them; set transform = 'hour' or 'weekday' for a part of these times, or cast the column to integers"),
     ("features.4.column = 'item'", "column 'item' (string) of feature 'price': expected numbers; cast the"),
     ("features.4.column = 'when'", "column 'when' (timestamp[ms]) of feature 'price': expected numbers; set transform = 'hour' or"),
-    ("features.2.weights = 'price'", "column 'price' (double), weights of feature 'tags': expected lists where"),
+    ("features.2.weights = 'price'", "column 'price' (double), weights of feature 'tags': expected lists if and only if"),
     ("features.2.weights = 'item'", "column 'item' (string), weights of feature 'tags': expected lists of num"),
     ("labels.names = ['item']\nfeatures.1.column = 'user'", "column 'item' (string) of label 'item': expected numb"),
     ("labels.mask = {click = 'clicked'}", "no column 'clicked' (mask of label 'click'); did you mean 'click'?"),
@@ -140,7 +140,7 @@ def test_gzip_in_name_only(site):
     site.configure(CSV.replace("clicks.csv", "clicks.csv.gz"))
     (site / "clicks.csv.gz").write_text("user,price,click\n1,2,0\n")
     line = site.refusal(*site.train())
-    assert "clicks.csv.gz: not gzip-compressed in spite of its name; compress it, or rename it" in line
+    assert "clicks.csv.gz: not gzip-compressed, despite its name; compress it, or rename it" in line
 
 
 def test_gzip_cut_short(site):

@@ -92,7 +92,7 @@ def test_resuming_amid_an_epoch_of_other_data(trained):
     words = trained.train("--resume", "--set", "train.epochs=3")
     line = trained.refusal(*words, "--set", "data.train=valid.parquet")
     assert line == (
-        "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where; start the epoch anew"
+        "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where; start the epoch again"
     )
 
 
@@ -205,7 +205,7 @@ def test_a_run_whose_summary_is_damaged(trained, command, damage):
     summary.write_bytes(damage(summary.read_bytes()))
     line = trained.refusal(command, trained / "run", *COMMANDS[command])
     assert line.startswith(f"{summary}: damaged: ")
-    assert line.endswith("; delete it, and train with --resume to have it written again")
+    assert line.endswith("; delete it, and train with --resume to write it again")
     summary.unlink()
     assert "AUC" in trained.girih(*trained.train("--resume"))
     assert json.loads(summary.read_text())["checkpoint_step"] == 10

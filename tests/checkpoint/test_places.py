@@ -153,7 +153,7 @@ CRAFTED = {
     "no run": (lambda c: c["state"].update(run=None), r"state.run = None: expected a table"),
     "a step that is a word": (lambda c: c["state"]["run"].update(step="x"), "state.run step = 'x'"),
     "two steps": (lambda c: c["state"]["run"].update(step=2), r"step = 1, but state.run.step = 2"),
-    "a step of another directory": (of_step(9), "it is of step 9, which lies in step-00000009"),
+    "a step of another directory": (of_step(9), "it is of step 9, which belongs in step-00000009"),
     "a step beyond all": (of_step(10**30), r"step = 10+: expected an integer from 0 to 2147483647"),
     "a plan that is a list": (lambda c: c.update(plan=[]), "plan"),
 }

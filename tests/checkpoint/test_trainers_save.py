@@ -151,6 +151,6 @@ def test_a_part_of_another_shard_is_refused(tmp_path):
     (place.local / one).write_bytes((place.local / two).read_bytes())
     changed = Manifest(**{k: v for k, v in content_of.items() if k != "crc32"})
     changed.write(place)
-    with pytest.raises(CheckpointError, match=r"shard-0000.*: damaged: shard is 1, the manifest says 0"):
+    with pytest.raises(CheckpointError, match=r"shard-0000.*: damaged: shard is 1, but the manifest says 0"):
         load(place, SCHEMA).put(sparse=holding, dense=Parameters())
     holding.close()

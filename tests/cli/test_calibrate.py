@@ -15,6 +15,7 @@ from girih.app.run_config import RunConfig
 from girih.comm.codecs.tensors import BFloat16, TopK
 from girih.comm.group import TrainerGroup
 from girih.lifecycle import planning
+from girih.optim import BY_NAME
 from girih.planner.calibration import LINKS, Calibration, CodecSpeed, Link, Rate, StepWork
 from girih.planner.facts import DenseCost
 from girih.report.text import short
@@ -187,8 +188,8 @@ def test_mistakes_are_one_line(log_directory, calibrated, capsys):
         (("calibrate", "--out", log_directory / "none" / "c.json"), "expected a file in a directory"),
         (("plan", config, "--calibration", log_directory / "none.json"), "girih calibrate writes one"),
         (("plan", config, "--calibration", log_directory / "bad.json"), "version = 7: expected 3"),
-        (("plan", config, "--machines", 4), "--machines 4: expected --calibration FILE beside it"),
-        (("plan", config, "--gbit", 2.5), "--gbit 2.5: expected --calibration FILE beside it"),
+        (("plan", config, "--machines", 4), "--machines 4: expected --calibration FILE too"),
+        (("plan", config, "--gbit", 2.5), "--gbit 2.5: expected --calibration FILE too"),
         (("plan", config, "--calibration", calibrated, "--machines", 0), "0 is not in the range x>=1"),
     ):
         assert run(*words) == 2
@@ -233,7 +234,7 @@ def test_calibrate_writes_what_plan_reads(log_directory, capsys):
     assert found.codecs["bfloat16"].pack_s_per_byte > found.codecs["float32"].pack_s_per_byte
     assert "8.00 MiB" in done.stdout
     assert "topk" in done.stdout
-    assert set(found.work.updates) == {"sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"}
+    assert set(found.work.updates) == set(BY_NAME)
     assert 0 < found.work.lookup.id_s < 1e-5
     assert 1e-5 < found.work.step_s < 0.1
     assert 1e8 < found.work.flops_per_s < 1e13

@@ -38,9 +38,9 @@ def left_by_a_demo(directory, *names):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ("config.toml", "holds config.toml, which no earlier demo left like that"),
-        ("other/config.toml", "holds other, which no earlier demo left like that"),
-        ("notes.txt", "holds notes.txt, which no earlier demo left like that"),
+        ("config.toml", "holds config.toml, which is not from an earlier demo, or was changed"),
+        ("other/config.toml", "holds other, which is not from an earlier demo, or was changed"),
+        ("notes.txt", "holds notes.txt, which is not from an earlier demo, or was changed"),
     ],
 )
 def test_an_earlier_demo_with_work_of_the_user_stays(tmp_path, capsys, changed, told):
@@ -59,7 +59,7 @@ def test_a_part_of_a_demo_stays(tmp_path, capsys, names):
     left_by_a_demo(tmp_path, *names)
     before = sorted(tmp_path.rglob("*"))
     assert cli.run(["demo", str(tmp_path)]) == 2
-    told = f"holds {', '.join(names)} of no earlier demo; name another directory"
+    told = f"holds {', '.join(names)}, no earlier demo; name another directory"
     assert capsys.readouterr().err == f"girih: {tmp_path}: {told}\n"
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -76,7 +76,7 @@ def test_paths_are_shown_as_they_are(tmp_path, capsys):
     (tmp_path / "[red]" / "run" / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "[red]" / "config.toml").touch()
     _show(tmp_path / "[red]", Best(0.8, 0.4), 3.0)
-    assert f"  {tmp_path / '[red]' / 'config.toml'}  what was trained" in capsys.readouterr().out
+    assert f"  {tmp_path / '[red]' / 'config.toml'}  the config: change it" in capsys.readouterr().out
 
 
 def test_its_config_is_in_the_package():

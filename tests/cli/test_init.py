@@ -95,10 +95,10 @@ def test_a_log_in_any_format_becomes_a_config_that_passes_check(tmp_path, capsys
     assert config["data"]["batch_size"] == 32
     assert config["data"]["split"] == {"by": "ts", "valid": 0.1, "test": 0.1}
     for left_out in (
-        "Unnamed: 0: another value in every row",
+        "Unnamed: 0: a different value in every row",
         "country: 'NL' in every row",
         "comment: different text in every row",
-        "is_liked: by its name it may be an outcome",
+        "is_liked: by its name it may be another outcome",
     ):
         assert f"# left out: {left_out}" in text
     assert cli.run(["check", str(tmp_path / "config.toml")]) == 0
@@ -316,7 +316,7 @@ def test_a_label_of_one_value_is_said_to_teach_nothing(tmp_path, capsys, name, v
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     text, config = written(capsys, tmp_path, tmp_path / "log.parquet", "--label", name)
     assert config["labels"] == {"names": [name]}
-    assert f"# WARNING: {name} is {value} throughout the sample, from which" in text
+    assert f"# WARNING: {name} is {value} in the whole sample, so" in text
     assert mend in text
     assert config["model"]["name"] == "deepfm"
     assert cli.run(["init", str(tmp_path / "log.parquet"), "--label", "user"]) == 0
@@ -424,7 +424,7 @@ def test_what_may_be_a_label_is_no_feature_of_another(tmp_path, capsys):
     path = tmp_path / "log.parquet"
     pq.write_table(pa.table(table), path)
     text, config = written(capsys, tmp_path, path, "--label", "click_long")
-    assert "# left out: click: by its name it may be an outcome too" in text
+    assert "# left out: click: by its name it may be another outcome" in text
     assert config["labels"] == {"names": ["click_long"]}
 
 

@@ -514,7 +514,7 @@ def test_row_numbers_and_text_that_is_never_the_same_are_left_out(tmp_path, caps
     (tmp_path / "a.csv").write_bytes(lines(BASE | more))
     text, config = config_of(tmp_path, tmp_path / "a.csv", capsys)
     assert {feature["name"] for feature in config["features"]} == {"user_id", "item_id"}
-    assert "# left out: key: another value in every row" in text
+    assert "# left out: key: a different value in every row" in text
     assert "# left out: note: different text in every row" in text
 
 
@@ -557,7 +557,7 @@ def test_guesses_by_values_alone_say_so(tmp_path, capsys):
     text, _ = config_of(tmp_path, _written(tmp_path, "padded.csv"), capsys)
     assert "0 seems to fill them up to one length" in text
     text, _ = config_of(tmp_path, _written(tmp_path, "german.csv"), capsys)
-    assert "a guess: cp1252, cp1251, gbk, shift_jis and others look alike" in text
+    assert "a guess: cp1252, cp1251, gbk, shift_jis and others are similar" in text
 
 
 def _written(folder, name):

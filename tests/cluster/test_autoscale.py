@@ -67,7 +67,7 @@ def test_no_role_leaves_its_bounds():
 def test_what_is_out_of_bounds_is_not_judged(site):
     site.counts = {"loader": 4}
     site.goes_on()
-    assert site.window(0.9) == ({"loader": 2}, "cluster.autoscale has 1 to 2 of it")
+    assert site.window(0.9) == ({"loader": 2}, "cluster.autoscale allows 1 to 2 of it")
     site.done()
     assert [site.window(0.9, rate=1) for _ in range(2 * LOOKS)] == [None] * 2 * LOOKS
 

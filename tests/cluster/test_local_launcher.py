@@ -117,7 +117,7 @@ def test_a_role_that_cannot_begin_says_why(supervisor, act, kind, why):
 def test_roles_that_end_because_another_was_killed_while_they_began_are_not_named(supervisor, told):
     supervisor.prepare({"embedding-worker": 2})
     supervisor.handles[1].kill()  # none of them has a role yet
-    why = "a process that has not begun is started again at most cluster.max_restarts = 0 times"
+    why = "a process that has not begun is restarted at most cluster.max_restarts = 0 times"
     error = f"embedding-worker 1 was killed by signal 9; {why}"
     with pytest.raises(RoleError, match=f"^{error}$"):
         supervisor.start("embedding-server", specs(Acting("mute", name="embedding-server")))

@@ -126,7 +126,7 @@ def test_resources_are_of_roles_that_the_run_has():
     assert found[RoleName.TRAINER].bundle() == {"CPU": 4.0, "GPU": 1.0, "memory": float(1 << 30)}
     assert found[RoleName.LOADER].bundle() == {"CPU": 1.0}
     assert ClusterOptions().resources_of(counts, on_gpus=True)[RoleName.TRAINER].gpus == 1.0
-    with pytest.raises(ConfigError, match="this run has no trainer; expected of loader"):
+    with pytest.raises(ConfigError, match="this run has no trainer; expected one of loader"):
         options.resources_of({RoleName.LOADER: 1}, on_gpus=False)
 
 

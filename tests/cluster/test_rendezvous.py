@@ -71,10 +71,7 @@ def test_trainers_on_several_hosts_are_refused_where_all_is_to_be_encrypted(bind
         assert found == {0: "127.0.0.1", 1: "127.0.0.1"}
     else:
         assert found[0] == found[1]
-        assert (
-            "trainers on 10.0.0.1, 10.0.0.2: what trainers on several hosts send each other by gloo"
-            in found[0]
-        )
+        assert "trainers on 10.0.0.1, 10.0.0.2: messages of trainers on several hosts by gloo" in found[0]
 
 
 def test_torchrun_on_several_hosts_is_refused_before_anybody_meets(monkeypatch):

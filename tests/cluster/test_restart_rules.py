@@ -29,7 +29,7 @@ def test_a_process_restarts_as_often_as_the_options_say():
         assert own.may_restart(SERVER, 0, begun=True)  # each process by itself
         own.deaths[SERVER, 1] += 1
     assert own.restarts == {SERVER: 3}
-    assert "it had come back 3 times, and cluster.max_restarts = 2" in own.why_ending(SERVER, 1, begun=True)
+    assert "it had restarted 3 times, and cluster.max_restarts = 2" in own.why_ending(SERVER, 1, begun=True)
 
 
 @pytest.mark.parametrize("policy", [FAIL, RELOAD_ALL, FailurePolicy(RestartPolicy.END_RUN, "set an option")])
@@ -39,7 +39,7 @@ def test_one_that_has_begun_restarts_only_by_its_policy_and_one_that_has_not_by_
     assert own.may_restart(SERVER, 0, begun=False)
     own.deaths[SERVER, 0] = 2
     assert not own.may_restart(SERVER, 0, begun=False)
-    assert "has not begun is started again at most cluster.max_restarts = 2" in own.why_ending(
+    assert "has not begun is restarted at most cluster.max_restarts = 2" in own.why_ending(
         SERVER, 0, begun=False
     )
 

@@ -124,7 +124,7 @@ def test_who_is_told_of_is_limited(caplog, monkeypatch):
     for n in range(10):
         strangers.log_refusal(Silent(f"10.0.0.{n}"), "garbage")
     assert len(caplog.messages) == 3
-    assert caplog.messages[-1].endswith("garbage; further ones from anywhere are not told")
+    assert caplog.messages[-1].endswith("garbage; further refusals from anywhere are not logged")
 
 
 def raw(server):

@@ -276,7 +276,7 @@ def test_a_host_without_shared_memory_uses_the_socket(monkeypatch, caplog):
         connect(server.address, secret=SECRET) as client,
     ):
         assert len(client.call(0, (), (np.zeros(100_000),)).wait(10).arrays[0]) == 100_000
-    assert "all goes through the socket: full" in caplog.text
+    assert "no shared memory, all goes through the socket: full" in caplog.text
 
 
 def test_files_and_threads_are_closed():

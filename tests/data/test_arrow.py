@@ -188,7 +188,7 @@ def test_datasets_of_hugging_face(table):
     turned = list(range(NUM_ROWS))[::-1]
     assert without_places(prints(girih.read_arrow(data.select(turned).select(turned), SCHEMA))) == want
     for other in (datasets.DatasetDict({"train": data}), data.to_iterable_dataset()):
-        with pytest.raises(ConfigError, match=r"expected columns .*; (take one|one that is streamed)"):
+        with pytest.raises(ConfigError, match=r"expected columns .*; (take one|a streamed dataset)"):
             girih.read_arrow(other, SCHEMA)
 
 
@@ -285,23 +285,26 @@ class Later:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("clicks.parquet", r"data: str: expected columns .*; for files there is read_parquet"),
+        ("clicks.parquet", r"data: str: expected columns .*; for files, use read_parquet"),
         (
             {"user": [1, 2]},
-            r"data: dict: expected columns .*; pyarrow.table\(data\) makes one of a dict of columns",
+            r"data: dict: expected columns .*; pyarrow.table\(data\) makes a table from a dict of columns",
         ),
-        ([{"user": 1}], r"data: list: expected columns .*; pyarrow.Table.from_pylist\(data\) makes one of"),
+        (
+            [{"user": 1}],
+            r"data: list: expected columns .*; pyarrow.Table.from_pylist\(data\) makes a table from",
+        ),
         ({"train": 1}, r"data: dict: expected columns .*; take one of its parts, as data\['train'\]"),
         (
             (batch for batch in ()),
-            "data: generator: expected columns .*several times, so an iterator does not serve",
+            "data: generator: expected columns .*several times, and an iterator allows one pass",
         ),
         (Later(), r"data: test_arrow Later: expected columns .*; collect\(\) it"),
-        (Stream(pa.chunked_array([[1, 2]])), "data: test_arrow Stream is no table of columns: "),
+        (Stream(pa.chunked_array([[1, 2]])), "data: test_arrow Stream is not a table of columns: "),
         ([], "data: list: expected columns"),
         (
             [pa.table({"a": [1]}), pa.table({"b": [1]})],
-            "data: list is no table of columns: Schema at index 1 was different",
+            "data: list is not a table of columns: Schema at index 1 was different",
         ),
     ],
 )
@@ -326,6 +329,7 @@ def test_a_table_goes_to_a_loader_only_if_it_is_small(table, monkeypatch):
     assert prints(pickle.loads(pickle.dumps(data))) == prints(data)
     monkeypatch.setattr(arrow, "LOADED_BYTES", 1000)
     with pytest.raises(
-        ConfigError, match=r"a loader, which is another, takes at most .*use a strategy without"
+        ConfigError,
+        match=r"cannot go to a loader, which is another process and takes at most .*use a strategy without",
     ):
         pickle.dumps(data)

@@ -138,7 +138,7 @@ def test_parquet_files_that_do_not_serve(tmp_path, make, message):
     [
         (Categorical(name="f", separator="|"), {"f": [1, 2]}, r"separator '\|' splits strings; drop it"),
         (Categorical(name="f", separator="|"), {"f": [["a"], ["b"]]}, "splits strings"),
-        (Categorical(name="f", bucketize=(1.0,)), {"f": ["a", "b"]}, "bucketize expects one number a row"),
+        (Categorical(name="f", bucketize=(1.0,)), {"f": ["a", "b"]}, "bucketize expects one number per row"),
         (
             Categorical(name="f", weights="w"),
             {"f": [[1], [2]], "w": [["a"], ["b"]]},
@@ -147,7 +147,7 @@ def test_parquet_files_that_do_not_serve(tmp_path, make, message):
         (
             Categorical(name="f", weights="w"),
             {"f": [[1], [2]], "w": [1.0, 2.0]},
-            "expected lists where the ids are lists",
+            "expected lists if and only if the ids are lists",
         ),
         (Categorical(name="f", weights="w"), {"f": [[1], [2]]}, "no column 'w' .weights of feature 'f'."),
         (
@@ -244,7 +244,7 @@ def test_damaged_gzip(tmp_path):
     path = tmp_path / "a.csv.gz"
     text = b"user,price,click\n" + b"".join(b"%d,%d,1\n" % (i, i * 7919 % 1013) for i in range(20_000))
     for data, message in [
-        (b"user,price,click\n1,2,1\n", "not gzip-compressed in spite of its name"),
+        (b"user,price,click\n1,2,1\n", "not gzip-compressed, despite its name"),
         (b"", "the file is empty"),
         (gzip.compress(text)[:-2000], "damaged or cut short"),
         (gzip.compress(text)[:500] + b"junk" * 50 + gzip.compress(text)[700:], "damaged or cut short"),

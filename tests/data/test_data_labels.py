@@ -129,7 +129,7 @@ def test_text_may_leave_a_label_out_or_spell_nan(tmp_path):
 
 
 def test_without_leave_a_missing_label_is_a_bad_row_that_says_how_to_mend_it():
-    mend = "; where labels may be missing, set labels.missing = 'skip'"
+    mend = "; if labels may be missing, set labels.missing = 'skip'"
     for column, of, expected in (
         ("click", "bce", "a label in [0, 1]"),
         ("spent", "mse", "a label that is a finite number"),
@@ -142,7 +142,7 @@ def test_without_leave_a_missing_label_is_a_bad_row_that_says_how_to_mend_it():
     ("options", "told"),
     [
         ({"names": ("buy",), "loss": {}}, "column 'buy' = 7.0: expected a label in [0, 1]"),
-        ({"mask": {"buy": "trust"}}, "column 'trust' = 2.0: expected 0 or 1, as masks are"),
+        ({"mask": {"buy": "trust"}}, "column 'trust' = 2.0: expected 0 or 1 in a mask"),
         ({"mask": {"buy": "place"}}, "column 'place' (string), mask of label 'buy': expected 0 and 1"),
         ({"mask": {"buy": "clicked"}}, "no column 'clicked' (mask of label 'buy')"),
         ({"label_weight": {"click": "weigth"}}, "no column 'weigth' (label_weight of label 'click')"),

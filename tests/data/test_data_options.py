@@ -100,7 +100,7 @@ def test_a_path_that_is_absolute_starts_nowhere_and_lists_are_told_whole(tmp_pat
         (
             ["a.parquet", "b.parquet"],
             f"data.train = ['a.parquet', 'b.parquet']: {tmp_path}/a.parquet: no such file; relative paths start at"
-            f" {tmp_path}, where the config file is",
+            f" {tmp_path}, the directory of the config file",
         ),
     ):
         with pytest.raises(MissingFileError) as caught:
@@ -117,7 +117,7 @@ def test_where_relative_paths_start_is_said_once_and_of_relative_ones_alone(plac
         (
             "valid",
             "data.valid = ['train.parquet', 'gone-*.parquet']: ./gone-*.parquet: no file matches this pattern;"
-            " relative paths start at ., where the config file is",
+            " relative paths start at ., the directory of the config file",
         ),
     ):
         with pytest.raises(MissingFileError) as caught:

@@ -81,7 +81,7 @@ def test_a_position_holds_for_one_encoding(tmp_path):
     [
         ("latin-17", "no such codec"),
         ("cp-1252x", "cp1252"),
-        ("rot13", "no encoding of text"),
+        ("rot13", "not a text encoding"),
         (7, "encoding = 7"),
     ],
 )

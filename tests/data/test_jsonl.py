@@ -100,7 +100,7 @@ def test_damage_is_named(tmp_path, suffix):
     assert "\n" not in str(caught.value)
     path.write_text(lines())
     with pytest.raises(
-        DataError, match=f"a.jsonl{suffix}: not (gzip|bzip2|xz|zstd)-compressed in spite of its name"
+        DataError, match=f"a.jsonl{suffix}: not (gzip|bzip2|xz|zstd)-compressed, despite its name"
     ):
         girih.read_jsonl(path, SCHEMA)
 

@@ -16,7 +16,7 @@ from girih.errors import DataError
 
 TABLE = pa.table({"user": [1, 2, 3], "price": [0.5, 1.5, 2.5], "click": [0, 1, 0]})
 SCHEMA = girih.Schema([girih.Categorical(name="user"), girih.Numeric(name="price")], "click")
-ALIKE = "which holds for train, valid and test alike; predict and evaluate have --format"
+ALIKE = "for train, valid and test; predict and evaluate have --format"
 
 
 def as_csv(separator=","):
@@ -44,8 +44,8 @@ def as_parquet():
 
 CRITEO = b"\t".join([b"0", *[b"1"] * 13, *[b"68fd1e64"] * 26]) + b"\n"
 LOOKS = {
-    "CSV": (as_csv(), f'CSV; set data.format = "csv" (girih.read_csv), {ALIKE}'),
-    "tabs": (as_csv("\t"), f"CSV separated by '\\t'; set data.format = \"csv\" (girih.read_csv), {ALIKE}, and separator = '\\t'"),
+    "CSV": (as_csv(), f'CSV; set data.format = "csv" (girih.read_csv) {ALIKE}'),
+    "tabs": (as_csv("\t"), f"CSV separated by '\\t'; set data.format = \"csv\" (girih.read_csv) {ALIKE}, and separator = '\\t'"),
     "JSON lines": (as_jsonl(), 'JSON lines; set data.format = "jsonl"'),
     "CSV in gzip": (gzip.compress(as_csv()), 'gzip-compressed CSV; set data.format = "csv"'),
     "JSON lines in bzip2": (bz2.compress(as_jsonl()), 'bzip2-compressed JSON lines; set data.format = "jsonl"'),
@@ -75,7 +75,7 @@ def test_parquet_given_as_text(tmp_path, read):
     with pytest.raises(DataError) as caught:
         read(tmp_path / "a", SCHEMA)
     told = (
-        f'looks like Parquet, expected UTF-8 text; set data.format = "parquet" (girih.read_parquet), {ALIKE}'
+        f'looks like Parquet, expected UTF-8 text; set data.format = "parquet" (girih.read_parquet) {ALIKE}'
     )
     assert str(caught.value) == f"{tmp_path / 'a'}: {told}"
 

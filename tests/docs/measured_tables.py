@@ -277,53 +277,53 @@ class Measured:
 
 
 MEASURED = (
-    Measured("persia", "Figure 8", 0, wire_rows, ("link",)),
-    Measured("persia", "Table 2", 0, lambda: (
+    Measured("experiments/persia", "Figure 8", 0, wire_rows, ("link",)),
+    Measured("experiments/persia", "Table 2", 0, lambda: (
         table("strategy-quality", "quality") + table("strategy-quality/one-rate", "quality")
     )),
-    Measured("persia", "Table 2", 1, lambda: table("strategy-quality", "how rates")),
-    Measured("persia", "By trainers", 0, lambda: pivot(
+    Measured("experiments/persia", "Table 2", 1, lambda: table("strategy-quality", "how rates")),
+    Measured("experiments/persia", "By trainers", 0, lambda: pivot(
         table("persia-fig8.json", "samples/s"), ["trainers"], ["strategy"], ["samples/s", "of synchronous", "CPU ms a step"]
     )),
-    Measured("persia", "Figure 6", 0, lambda: table("persia-fig6", "seconds")),
-    Measured("persia", "Figure 9", 0, lambda: pivot(
+    Measured("experiments/persia", "Figure 6", 0, lambda: table("persia-fig6", "seconds")),
+    Measured("experiments/persia", "Figure 9", 0, lambda: pivot(
         table("persia-fig9", "left"), ["server's cores", "arena"], ["rows"], ["samples/s", "of the smallest", "server CPU ms a step"]
     )),
-    Measured("persia", "Figure 9", 1, lambda: table("persia-fig9", "right"), ("the paper",)),
-    Measured("persia", "Theorem 1", 0, lambda: table("persia-theorem1", "test AUC")),
-    Measured("persia", "Balance", 0, lambda: table("persia-balance.json", "keys"), ("placement",)),
-    Measured("des", "By the paper", 0, lambda: table("des-table2.json", "Table 2")),
-    Measured("des", "On the wire", 0, lambda: table("des-table2.json", "bytes that a trainer sends")),
-    Measured("des", "Where substitution loses", 0, lambda: table("des-table2.json", "bytes that a trainer would")),
-    Measured("des", "Table 5", 0, mesh_rows),
-    Measured("des", "Table 5", 1, mesh_ratios),
-    Measured("des", "Table 5", 2, wait_rows),
-    Measured("des", "Tables 3 and 4", 0, lambda: table("strategy-quality", "quality")),
-    Measured("des", "Tables 3 and 4", 1, lambda: table("strategy-quality", "how rates")),
-    Measured("des", "Tables 3 and 4", 2, lambda: table("stream", "AUC of each day")),
-    Measured("picasso", "Table III", 0, lambda: table("picasso-table3", "AUC by batch")),
-    Measured("picasso", "Table IV", 1, caching_rows),
-    Measured("picasso", "Table V:", 0, lambda: table("picasso-table5.json", "operations")),
-    Measured("picasso", "Table VI:", 0, lambda: table("picasso-table6", "hit ratio"), ("best possible", "best possible with these", "of it")),
-    Measured("picasso", "Table VII:", 0, lambda: pivot(
+    Measured("experiments/persia", "Figure 9", 1, lambda: table("persia-fig9", "right"), ("the paper",)),
+    Measured("experiments/persia", "Theorem 1", 0, lambda: table("persia-theorem1", "test AUC")),
+    Measured("experiments/persia", "Balance", 0, lambda: table("persia-balance.json", "keys"), ("placement",)),
+    Measured("experiments/des", "By the paper", 0, lambda: table("des-table2.json", "Table 2")),
+    Measured("experiments/des", "On the wire", 0, lambda: table("des-table2.json", "bytes that a trainer sends")),
+    Measured("experiments/des", "Where substitution loses", 0, lambda: table("des-table2.json", "bytes that a trainer would")),
+    Measured("experiments/des", "Table 5", 0, mesh_rows),
+    Measured("experiments/des", "Table 5", 1, mesh_ratios),
+    Measured("experiments/des", "Table 5", 2, wait_rows),
+    Measured("experiments/des-quality", "Tables 3 and 4", 0, lambda: table("strategy-quality", "quality")),
+    Measured("experiments/des-quality", "Tables 3 and 4", 1, lambda: table("strategy-quality", "how rates")),
+    Measured("experiments/des-quality", "Table 3", 0, lambda: table("stream", "AUC of each day")),
+    Measured("experiments/picasso", "Table III", 0, lambda: table("picasso-table3", "AUC by batch")),
+    Measured("experiments/picasso", "Table IV", 1, caching_rows),
+    Measured("experiments/picasso-packing-caching", "Table V:", 0, lambda: table("picasso-table5.json", "operations")),
+    Measured("experiments/picasso-packing-caching", "Table VI:", 0, lambda: table("picasso-table6", "hit ratio"), ("best possible", "best possible with these", "of it")),
+    Measured("experiments/picasso", "Table VII:", 0, lambda: pivot(
         table("picasso-table7", "twelve"), ["model"], ["optimised"],
         ["samples/s", "cores busy", "MB a step, busiest direction", "of unoptimised", "paper"],
     )),
-    Measured("picasso", "Table VIII", 0, lambda: table("picasso-table8", "samples/s")),
-    Measured("picasso", "Figure 14", 0, lambda: pivot(
+    Measured("experiments/picasso", "Table VIII", 0, lambda: table("picasso-table8", "samples/s")),
+    Measured("experiments/picasso", "Figure 14", 0, lambda: pivot(
         table("picasso-fig15", "samples/s"), ["workload"], ["what", "number"], ["samples/s", "of one"]
     )),
-    Measured("picasso", "Packing alone", 0, lambda: table("kernels-packing.json", "Packing")),
-    Measured("hierarchical", "Measured", 0, lambda: table("hierarchical-quality/generated", "normalised")),
-    Measured("hierarchical", "Measured", 1, lambda: (
+    Measured("experiments/picasso-packing-caching", "Packing alone", 0, lambda: table("kernels-packing.json", "Packing")),
+    Measured("experiments/hierarchical", "Five million", 0, lambda: table("hierarchical-quality/generated", "normalised")),
+    Measured("experiments/hierarchical", "KuaiRand", 0, lambda: (
         table("hierarchical-quality/kuairand", "normalised") + table("hierarchical-quality/decayed", "normalised")
     )),
-    Measured("hierarchical", "Measured", 2, lambda: table("hierarchical-quality/eight-bits", "normalised")),
-    Measured("hierarchical", "Measured", 3, speed_rows, ("trainers with a copy each (Figure 3a)", "nets of one trainer (Figure 4a)", "one group of (trainers, group servers), 2 nets"), 3),
-    Measured("hierarchical", "Measured", 4, lambda: _speed("ablation"), ("one group of (2, 2), 2 nets (Figure 11)",), 3),
-    Measured("hierarchical", "Measured", 5, compression_rows, (), 3),
-    Measured("hierarchical", "Measured", 6, process_rows),
-    Measured("hierarchical", "Measured", 7, scale_rows, ("links of 10 Gbit/s", "the paper"), 3),
+    Measured("experiments/hierarchical", "Fewer bits", 0, lambda: table("hierarchical-quality/eight-bits", "normalised")),
+    Measured("experiments/hierarchical", "Speed", 0, speed_rows, ("trainers with a copy each (Figure 3a)", "nets of one trainer (Figure 4a)", "one group of (trainers, group servers), 2 nets"), 3),
+    Measured("experiments/hierarchical", "Rules, refinement", 0, lambda: _speed("ablation"), ("one group of (2, 2), 2 nets (Figure 11)",), 3),
+    Measured("experiments/hierarchical", "Rules, refinement", 1, compression_rows, (), 3),
+    Measured("experiments/hierarchical", "Rules, refinement", 2, process_rows),
+    Measured("experiments/hierarchical", "Prediction", 0, scale_rows, ("links of 10 Gbit/s", "the paper"), 3),
     Measured("planning", "How right it is", 0, judged_rows, ("",)),
     Measured("planning", "How right it is", 1, judged_parts, ("strategy", "sizes and links, without groups that have servers")),
     Measured("benchmarks", "Results", 0, training_rows),
@@ -336,21 +336,23 @@ MEASURED = (
     Measured("operations", "What comes back", 1, lambda: table("faults.json", "one process")),
     Measured("operations", "What comes back", 2, fault_rows, ("killed, or stopped for 10 s",)),
     Measured("serving", "Limits", 1, lambda: table("serving-clients.json", "200 greedy")),
-    Measured("serving", "Elsewhere", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
+    Measured("serving", "Other hosts", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
     Measured("gpu", "Registers", 0, lambda: table("gpu-registers.json", "sm_90")),
 )  # fmt: skip
 
 
+SUMMARY = "its numbers are those of the tables of the experiments, which a test checks"
+
 NOT_COMPARED = {
-    ("persia", "Persia's claims", 0): "its numbers are those of the tables below, which a test checks",
-    ("des", "DES's claims", 0): "its numbers are those of the tables below, which a test checks",
-    ("des", "Time formulas", 0): "three runs whose files were not kept",
-    ("picasso", "PICASSO's claims", 0): "its numbers are those of the tables below, which a test checks",
-    ("picasso", "Table IV", 0): "the paper's numbers",
-    ("hierarchical", "A group", 0): "sizes of codecs, by definition",
-    ("hierarchical", "Copies averaged", 0): "formulas",
-    ("hierarchical", "What holds", 0): "names of tests",
-    ("hierarchical", "Measured", 8): "the paper's numbers",
+    ("persia", "Results", 0): SUMMARY,
+    ("des", "Results", 0): SUMMARY,
+    ("picasso", "Results", 0): SUMMARY,
+    ("hierarchical", "Results", 0): SUMMARY,
+    ("experiments/des", "Time formulas", 0): "three runs whose files were not kept",
+    ("experiments/picasso", "Table IV", 0): "the paper's numbers",
+    ("hierarchical-reference", "Fewer bits", 0): "sizes of codecs, by definition",
+    ("hierarchical-reference", "Averaging", 0): "formulas",
+    ("hierarchical-reference", "Tested properties", 0): "names of tests",
     ("gpu", "How a batch goes", 0): "what kernels read and write, by design",
     ("gpu", "A faster order", 0): "counts of instructions, console only",
     ("gpu", "Instructions", 0): "counts of instructions, console only",
@@ -358,7 +360,7 @@ NOT_COMPARED = {
     ("gpu", "The dense half", 0): "counts that a test holds",
     ("gpu", "make gpu", 0): "a list of stages",
     ("serving", "Limits", 0): "defaults of options",
-    ("tiers", "What it takes", 0): "sizes, by definition",
+    ("tiers", "Memory and disk space", 0): "sizes, by definition",
     ("quality", "Quality on", 0): "console only",
     ("precision", "frappe", 0): "console only",
     ("precision", "kuairand", 0): "console only",

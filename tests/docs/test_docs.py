@@ -20,7 +20,12 @@ from girih.app.run_config import SECTIONS, RunConfig
 from girih.config import write_toml
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "experiments").glob("*.md")),
+    *sorted((ROOT / "docs" / "migrate").glob("*.md")),
+]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONFIG = """
 [data]
@@ -76,6 +81,11 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
+def title(page):
+    """The name of a page below docs."""
+    return page.relative_to(ROOT).as_posix().removeprefix("docs/")
+
+
 def blocks(page, language):
     return [code for kind, code in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
 
@@ -86,19 +96,19 @@ MARKS = {
     "serving.md": pytest.mark.slow,
 }
 CONSOLE = [
-    pytest.param(page, id=page.name, marks=MARKS.get(page.name, []))
+    pytest.param(page, id=title(page), marks=MARKS.get(title(page), []))
     for page in PAGES
     if blocks(page, "console")
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_blocks_have_a_language_that_is_tested(page):
     kinds = {kind for kind, _ in BLOCK.findall(page.read_text(encoding="utf-8"))}
     assert kinds <= {"python", "toml", "console", "text", "json"}
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=title)
 def test_python_runs(page, workplace):
     namespace = {"__name__": "__main__"}
     for number, code in enumerate(blocks(page, "python")):
@@ -106,7 +116,7 @@ def test_python_runs(page, workplace):
             exec(compile(code, f"{page.name}, python block {number + 1}", "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "toml")], ids=title)
 def test_toml_is_a_valid_config_or_a_part_of_one(page, workplace, monkeypatch):
     for code in blocks(page, "python"):
         if named := re.match(r"# (\w+\.py)\n", code):

@@ -26,7 +26,7 @@ from girih.sparse.options import StoreOptions
 from girih.sparse.spec import SparseSpec
 from girih.store import Keys
 from girih.telemetry.stats import Spans
-from girih.training.schedules import in_step
+from girih.training.schedules import JoinedHalves, in_step
 from models.naive_models import SEQUENCE_MODELS, Twin
 
 # torch's sparse optimizers make sparse tensors without saying whether they want them checked.
@@ -242,14 +242,8 @@ def compare(name, optimizer, make_rows_optimizer, *, sparse, every_id, tolerance
     neighbours, units = name == "atbrg", name == "can"
     more = {"neighbours": neighbours, "units": units, "bought": name == "esmm"}
     batches = list(make_batches(every_id=every_id, size=size, **more))
-    steps = in_step()(
-        ((batch, None) for batch in batches),
-        half,
-        dense,
-        num_updates=0,
-        lr_scale=lambda: 1.0,
-        spans=Spans(),
-    )
+    halves = JoinedHalves(half, dense, 0, lambda: 1.0, Spans())
+    steps = in_step()(((batch, None) for batch in batches), halves)
     ours = [step.loss for step in steps]
     theirs = [reference.step(batch) for batch in batches]
     assert len(ours) == STEPS

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from girih.dense.options import spread_over
 from girih.errors import WireError
-from girih.hierarchical.live_parts import spread_over
 from girih.hierarchical.wire import pack_entries, unpack_entries
 
 

@@ -1,6 +1,7 @@
 """Codecs between trainers and group servers: what arrives, how many bytes are sent, and what a refused step leaves."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,15 +9,18 @@ import torch
 from torch import nn
 
 from girih.comm.codecs.tensors import ACTIVATIONS, GRADIENTS, TopK
+from girih.config.sections import hints_of
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
 from girih.hierarchical.graph import partition, trace
-from girih.hierarchical.wire import GradientStreams, Wire, num_bytes, pack, unpack
+from girih.hierarchical.wire import NUMBERS, GradientStreams, Wire, num_bytes, pack, unpack
 from girih.models import Embeddings
 from girih.planner.operators import TRAINER
 from girih.planner.tagging.group import Device, HierarchicalGroup, WireCost
-from girih.planner.tagging.ledger import loads
+from girih.planner.tagging.tag import tag
 from girih.planner.tagging.wires import CODECS
+from girih.strategies import grouping
+from girih.strategies.hierarchical import Hierarchical
 from girih.telemetry.stats import wire_bytes
 from grouped_site import Cut, InThread, Net, site
 from support.dense_suite import DIM, NAMES, NUMERIC, case
@@ -36,6 +40,15 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def test_every_list_of_codecs_has_every_codec():
+    options = hints_of(Hierarchical)
+    assert set(NUMBERS) == set(CODECS) == {*ACTIVATIONS, *GRADIENTS}
+    assert tuple(ACTIVATIONS) == grouping.ACTIVATIONS
+    assert tuple(GRADIENTS) == grouping.GRADIENTS
+    assert get_args(options["wire_activations"]) == (*ACTIVATIONS, "auto")
+    assert get_args(options["wire_dense_gradients"]) == (*GRADIENTS, "auto")
 
 
 def adam(parameters):
@@ -165,7 +178,7 @@ def test_a_plan_counts_the_bytes_that_are_packed(activations, gradients):
         servers=(device, device),
         wire=WireCost(activations=CODECS[activations], gradients=CODECS[gradients]),
     )
-    planned = loads(net.graph, tagging, group)[TRAINER]
+    planned = tag(net.graph, group, tagging=tagging).loads[TRAINER]
     assert planned.sent_bytes * EXAMPLES == pytest.approx(sent["to"][0] + sent["from"][1])
     assert planned.received_bytes * EXAMPLES == pytest.approx(sent["from"][0] + sent["to"][1])
     if activations == "int8":  # 4 rows of 16 numbers and one of 32; 4 of 8 and a float32

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from girih.comm.group import TrainerGroup
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
-from girih.hierarchical.hogwild import Nets
+from girih.hierarchical.hogwild import HogwildReplica
 from girih.telemetry.stats import DENSE_STALENESS, Stats
 from support.dense_suite import CountingDeepFM, case, dense_spec
 from support.votes import apply, drop
@@ -39,7 +40,7 @@ def histogram(spec):
 
 
 def test_one_net_moves_as_a_replica_bit_for_bit():
-    nets, plain = Nets(spec_of(), 1), Replica(spec_of())
+    nets, plain = HogwildReplica(spec_of(), TrainerGroup(), nets=1), Replica(spec_of())
     for seed in range(5):
         computed, expected = compute(nets, seed), compute(plain, seed)
         assert computed.vote.loss == expected.vote.loss
@@ -51,13 +52,13 @@ def test_one_net_moves_as_a_replica_bit_for_bit():
 
 def test_a_net_that_waited_while_others_moved_its_parameters_goes_on():
     """One module's Parameters in several graphs would be refused by autograd: they are modified in place in between."""
-    nets = Nets(spec_of(), NETS)
+    nets = HogwildReplica(spec_of(), TrainerGroup(), nets=NETS)
     handles = [compute(nets, seed) for seed in range(NETS)]
-    assert len({id(handle.net.parameters[0]) for handle in handles}) == NETS
-    assert len({handle.net.parameters[0].data_ptr() for handle in handles}) == 1
+    assert len({id(handle.half.parameters[0]) for handle in handles}) == NETS
+    assert len({handle.half.parameters[0].data_ptr() for handle in handles}) == 1
     one = case(9)
     held = one.embeddings()
-    before, net = numbers(nets), handles[0].net
+    before, net = numbers(nets), handles[0].half
     outputs = net._outputs(one.batch, held, train=True)
     for handle in handles[1:]:
         apply(handle)
@@ -67,18 +68,18 @@ def test_a_net_that_waited_while_others_moved_its_parameters_goes_on():
 
 def test_nets_that_take_turns_see_at_most_as_many_writes_as_there_are_others():
     spec = spec_of()
-    nets = Nets(spec, NETS)
+    nets = HogwildReplica(spec, TrainerGroup(), nets=NETS)
     under_way = [compute(nets, seed) for seed in range(NETS)]
     for seed in range(20):
         apply(under_way.pop(0))
         under_way.append(compute(nets, seed))
     assert histogram(spec) == {0: 1, 1: 1, NETS - 1: 18}
-    assert nets.staleness_max() == NETS - 1 < NETS
+    assert nets.stats()["staleness_max"] == NETS - 1 < NETS
 
 
 def test_nets_that_do_not_take_turns_have_no_bound():
     spec = spec_of()
-    nets = Nets(spec, NETS)
+    nets = HogwildReplica(spec, TrainerGroup(), nets=NETS)
     slow = compute(nets, 0)
     for seed in range(10):
         apply(compute(nets, seed))
@@ -97,7 +98,7 @@ def test_a_write_that_is_under_way_counts_for_who_reads_or_writes_beside_it():
             super().step(closure)
 
     spec = spec_of(lambda parameters: Slow(parameters, lr=0.01))
-    nets = Nets(spec, 3)
+    nets = HogwildReplica(spec, TrainerGroup(), nets=3)
     apply(compute(nets, 0))  # which makes the optimizer's state
     before, slow = compute(nets, 1), compute(nets, 2)
     thread = threading.Thread(target=apply, args=(slow,))
@@ -122,12 +123,12 @@ def test_a_write_that_is_under_way_counts_for_who_reads_or_writes_beside_it():
 )
 def test_the_state_of_the_optimizer_is_that_of_all_nets_and_is_restored_for_all(optimizer):
     """Steps that are computed and applied one after the other, each by another net, are those of one."""
-    nets, plain = Nets(spec_of(optimizer), NETS), Replica(spec_of(optimizer))
+    nets, plain = HogwildReplica(spec_of(optimizer), TrainerGroup(), nets=NETS), Replica(spec_of(optimizer))
 
     def train(seeds):
         for seed in seeds:
             computed = compute(nets, seed)
-            used.add(id(computed.net))
+            used.add(id(computed.half))
             apply(computed)
             apply(compute(plain, seed))
 
@@ -147,7 +148,7 @@ def test_the_state_of_the_optimizer_is_that_of_all_nets_and_is_restored_for_all(
 
 def test_nets_follow_the_learning_rate_of_the_first():
     spec = spec_of(lambda p: torch.optim.SGD(p, lr=0.1))
-    nets = Nets(spec, NETS)
+    nets = HogwildReplica(spec, TrainerGroup(), nets=NETS)
     handles = [compute(nets, seed) for seed in range(NETS)]
     nets.first.optimizer.param_groups[0]["lr"] = 0.0
     before = numbers(nets)
@@ -158,7 +159,7 @@ def test_nets_follow_the_learning_rate_of_the_first():
 
 def test_each_net_clips_its_own_gradients():
     spec = spec_of(lambda p: torch.optim.SGD(p, lr=1.0), clip_norm=1e-3)
-    nets = Nets(spec, NETS)
+    nets = HogwildReplica(spec, TrainerGroup(), nets=NETS)
     before = numbers(nets)
     for handle in [compute(nets, seed) for seed in range(NETS)]:
         apply(handle)
@@ -166,7 +167,7 @@ def test_each_net_clips_its_own_gradients():
 
 
 def test_a_refused_batch_moves_nothing_and_its_net_goes_on():
-    nets = Nets(dense_spec(), NETS)
+    nets = HogwildReplica(dense_spec(), TrainerGroup(), nets=NETS)
     apply(compute(nets, 0))
     before, one = numbers(nets), case(0)
     one.vectors[2] = np.nan
@@ -183,7 +184,7 @@ def test_a_refused_batch_moves_nothing_and_its_net_goes_on():
 def test_nets_train_side_by_side_in_threads():
     """Every step is counted once, the loss falls, and no thread fails: the first step of each parameter's state included."""
     spec = spec_of()
-    nets, failures, losses = Nets(spec, NETS), [], []
+    nets, failures, losses = HogwildReplica(spec, TrainerGroup(), nets=NETS), [], []
 
     def work(number):
         try:
@@ -204,8 +205,8 @@ def test_nets_train_side_by_side_in_threads():
 
 
 def test_a_module_that_predicted_last_is_copied_to_train():
-    nets, one = Nets(spec_of(), NETS), case(0)
+    nets, one = HogwildReplica(spec_of(), TrainerGroup(), nets=NETS), case(0)
     nets.first.predict(one.batch, one.embeddings())
     handles = [compute(nets, seed) for seed in range(NETS)]
-    assert all(handle.net.module.training for handle in handles)
+    assert all(handle.half.module.training for handle in handles)
     assert nets.first.module.num_batches == NETS  # a buffer of all

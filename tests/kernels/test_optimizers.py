@@ -26,6 +26,10 @@ ALL = [
 ]
 
 
+def test_all_has_every_optimizer():
+    assert {type(options) for options in ALL} == set(optim.BY_NAME.values())
+
+
 @pytest.mark.parametrize("options", ALL, ids=repr)
 @pytest.mark.parametrize("dim", [1, 5, 16])
 def test_every_optimizer_is_its_plain_twin(options, dim):

@@ -158,7 +158,8 @@ def test_neighbours_that_cannot_be_shared_out_are_refused():
     kinds = inputs.embeddings.sequences["kinds"]
     inputs.embeddings.sequences["kinds"] = Jagged(kinds.values, torch.tensor([0, 5, 10]))
     with pytest.raises(
-        DataError, match="'kinds' has 5 ids where 'seen' has 2; expected as many neighbours for each"
+        DataError,
+        match="'kinds' has 5 ids where 'seen' has 2; expected the same number of neighbours for each",
     ):
         model(inputs.numeric, inputs.embeddings)
 

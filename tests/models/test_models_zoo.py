@@ -207,7 +207,7 @@ def test_din_pairs_must_have_one_dim():
     ("options", "message"),
     [
         ({}, "option 'relations' is missing"),
-        ({"relations": {}}, r"relations = {}: expected a table of neighbours = whose they are"),
+        ({"relations": {}}, r"relations = {}: expected a table of neighbours = their nodes"),
         ({"relations": {"nea": "item"}}, "relations: 'nea' is not a sequence feature; did you mean 'near'"),
         (
             {"relations": {"near": "itm", "far": "near"}},
@@ -215,7 +215,7 @@ def test_din_pairs_must_have_one_dim():
         ),
         (
             {"relations": {"near": "far", "far": "near"}},
-            "relations.far = 'near': goes round; expected to end",
+            "relations.far = 'near': is a cycle; expected to end",
         ),
         (
             {"relations": {"near": "item"}, "attention": {"near": "item"}},

@@ -272,11 +272,11 @@ Bags = girih.nn.EmbeddingBagCollection
         (lambda: Bags([F(name="a", dim=4)], is_weighted=True), "is_weighted: weights come with the ids"),
         (
             lambda: Bags([F(name="a")], embedding_dim=4),
-            r'features have it; write .*Categorical\(name="user", dim=16',
+            r'it is an option of features; write .*Categorical\(name="user", dim=16',
         ),
         (
             lambda: Bags([F(name="a")], eviction=girih.tables.LRU(max_rows=3)),
-            r"eviction: tables have it, as .*eviction=\.\.\.",
+            r"eviction: it is an option of tables, as in .*eviction=\.\.\.",
         ),
         (lambda: Bags([F(name="a")], optimiser=ADAM), "unknown option 'optimiser'; did you mean 'optimizer'"),
         (lambda: Bags([F(name="a")], optimizer=torch.optim.Adam), "expected one of girih.optim"),

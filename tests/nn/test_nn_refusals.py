@@ -12,7 +12,7 @@ from girih.errors import ConfigError
 
 IDS = torch.tensor([[1, 2], [3, 4]])
 NO_GRAPH = (
-    "which no graph can hold: trace, script or export the layers behind it, and compile without fullgraph"
+    "which no graph can hold: trace, script or export the layers after it, and compile without fullgraph"
 )
 
 
@@ -60,12 +60,12 @@ def test_a_compiled_graph_without_breaks_is_refused(model):
 
 @pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_copies_and_pickles_are_refused(model, use):
-    with pytest.raises(TypeError, match=r"neither copied nor pickled; use state_dict\(\), and load it into"):
+    with pytest.raises(TypeError, match=r"neither copied nor pickled; load state_dict\(\) into a new module"):
         use(model[0] if use is copy.copy else model)
 
 
 def test_saving_the_whole_model_is_refused(model, tmp_path):
-    with pytest.raises(TypeError, match=r"neither copied nor pickled; use state_dict\(\)"):
+    with pytest.raises(TypeError, match=r"neither copied nor pickled; load state_dict\(\)"):
         torch.save(model, tmp_path / "model.pt")
 
 
@@ -115,7 +115,7 @@ def test_a_subclass_may_have_arguments_of_its_own():
 
 def test_attributes_of_torchs_modules_say_what_there_is(model):
     module = model[0]
-    with pytest.raises(AttributeError, match=r"has no weight: .* by module\(ids\) under torch.no_grad\(\)"):
+    with pytest.raises(AttributeError, match=r"has no weight: .* call module\(ids\) under torch.no_grad\(\)"):
         _ = module.weight
     with pytest.raises(AttributeError, match="it is called dim"):
         _ = module.embedding_dim

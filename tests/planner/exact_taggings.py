@@ -8,10 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from girih.planner.operators import Edge, Operator, OperatorGraph
+from girih.planner.operators import Edge, Operator, OperatorGraph, Tagging
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
-from girih.planner.tagging.index import Index
-from girih.planner.tagging.ledger import Ledger, examples_per_s
+from girih.planner.tagging.index import Index, device_name
+from girih.planner.tagging.ledger import Ledger, Load, examples_per_s
+
+
+def loads(graph: OperatorGraph, tagging: Tagging, group: HierarchicalGroup) -> dict[str, Load]:
+    """Device → what it does per example; the operators of a module must be on one device."""
+    index = Index(graph)
+    devices = index.devices(tagging)
+    ledger = Ledger(index, group, [devices[bundle.operators[0]] for bundle in index.bundles])
+    return {device_name(number): load for number, load in enumerate(ledger.exact_loads())}
 
 
 def random_graph(rng, num_operators, *, widest=512):

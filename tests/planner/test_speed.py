@@ -8,7 +8,7 @@ from girih.config.train import ScheduleOptions
 from girih.planner.calibration import LINKS, Calibration, Link, Overhead, Rate, StepWork
 from girih.planner.facts import AccessProfile, DenseCost, Facts, GroupFacts, ModelFacts
 from girih.planner.operators import Edge, Operator, OperatorGraph
-from girih.planner.speed.group import GroupDescription, group_of, known_of, timed
+from girih.planner.speed.group import group_of, net_examples, timed
 from girih.planner.speed.step import CORES, PATH, Basis, Observed, StepCost, fit_overhead, predict
 from girih.schema import Categorical, Numeric, Schema
 from girih.strategies import BY_NAME
@@ -288,11 +288,11 @@ def test_devices_of_groups_take_the_cores_of_their_machine_that_their_nets_keep_
     options = asdict(BY_NAME["hierarchical"](groups=2, trainers_per_group=2, servers_per_group=2))
     known = facts(4, memory_bytes=8e9)
     spread = replace(known, calibration=known.calibration.spread(8))
-    groups = [group_of(GRAPH, options, known_of(each, options)) for each in (known, spread)]
+    groups = [group_of(GRAPH, each, options) for each in (known, spread)]
     assert [[device.cores for device in group.devices] for group in groups] == [[1, 2, 2]] * 2
     assert [group.cores for group in groups] == [CORE_COUNT / 2, 8 * CORE_COUNT / 2]
     assert [group.trainer.memory_bytes for group in groups] == [1e9, 8e9]
-    many = group_of(GRAPH, options | {"nets": 8}, known_of(known, options))
+    many = group_of(GRAPH, known, options | {"nets": 8})
     assert [device.cores for device in many.devices] == [CORE_COUNT] * 3
 
 
@@ -420,10 +420,12 @@ def test_a_group_has_the_speeds_of_its_machine():
         "groups": 1, "trainers_per_group": 2, "servers_per_group": 2, "nets": 2, "transport": "tcp", "average_every_steps": 10,
         "wire_activations": "float32", "wire_dense_gradients": "float32",
     }  # fmt: skip
-    group = group_of(GRAPH, options, known_of(known, options))
+    group = group_of(GRAPH, known, options)
     assert group.batch_size == 500
     assert group.trainer.flops_per_s == 2e10  # the middle of the calibrated products
-    (top,) = [each for each in timed(GRAPH, known_of(known, options)).operators if each.flops_per_example]
+    (top,) = [
+        each for each in timed(GRAPH, known, net_examples(known, options)).operators if each.flops_per_example
+    ]
     assert top.seconds_per_example == pytest.approx(
         1.5e-3 * 2 / 500
     )  # all of the pass: the only one that computes
@@ -435,8 +437,8 @@ def test_a_group_has_the_speeds_of_its_machine():
     assert group.update_s_per_byte == pytest.approx(3e-4 * 2 / 40_000)
     assert (group.request_s, group.byte_s) == (1e-5, 1e-10)
     assert group.average_every_examples is None
-    two = group_of(GRAPH, options | {"groups": 2}, known_of(known, options))
-    assert two.average_every_examples == 10 * 500 * 2
+    two = group_of(GRAPH, known, options | {"groups": 2})
+    assert two.average_every_examples == 10 * 250 * 2
 
 
 def test_operators_share_a_pass():
@@ -446,11 +448,11 @@ def test_operators_share_a_pass():
         for name, flops in (("one", 1000.0), ("other", 3000.0))
     )
     graph = OperatorGraph(operators=(GRAPH.operators[0], one, other), edges=())
-    found = timed(graph, GroupDescription(batch_size=100, threads=2, dense=DENSE))
+    found = timed(graph, facts(threads=2, dense_cost=DENSE), 100)
     times = [each.seconds_per_example for each in found.operators]
     assert times == [None, pytest.approx(2 * (5e-6 + 2.5e-7)), pytest.approx(2 * (5e-6 + 7.5e-7))]
     assert sum(times[1:]) * 100 == pytest.approx(2 * DENSE.seconds(100))
-    assert timed(graph, GroupDescription(batch_size=100, threads=2)) == graph
+    assert timed(graph, facts(threads=2, dense_cost=None), 100) == graph
 
 
 def test_more_trainers_than_cores_share_them():

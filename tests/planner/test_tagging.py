@@ -12,6 +12,7 @@ from exact_taggings import (
     busiest_s,
     by_enumeration,
     by_milp,
+    loads,
     placements,
     random_graph,
     random_group,
@@ -24,7 +25,7 @@ from girih.planner.tagging.balance import ruled
 from girih.planner.tagging.components import components
 from girih.planner.tagging.group import CodecCost, Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.index import Index
-from girih.planner.tagging.ledger import Ledger, examples_per_s, loads, utilization
+from girih.planner.tagging.ledger import Ledger, examples_per_s, utilization
 from girih.planner.tagging.refine import SHARED_CORES, refine
 from girih.planner.tagging.rules import RULES, TaggingRule
 from girih.planner.tagging.tag import AHEAD, tag
@@ -190,11 +191,12 @@ def test_components_that_share_a_module_are_on_one_server():
     assert len({tagging[operator.name] for operator in operators[1:]}) == 1
 
 
-def test_another_rule_is_one_more_in_the_list():
+def test_another_rule_is_one_more_in_the_list(monkeypatch):
     narrow = TaggingRule(
         "narrow", "few numbers", lambda around: around.operator.output_bytes_per_example < 2000
     )
-    tagged = tag(DLRM, PAIR, how="rules", rules=(*RULES, narrow))
+    monkeypatch.setattr("girih.planner.tagging.rules.RULES", (*RULES, narrow))
+    tagged = tag(DLRM, PAIR, how="rules")
     assert tagged.tagging["top.1"] == TRAINER
     assert tagged.reasons["top.1"] == "narrow: few numbers"
     assert tagged.tagging["bottom.1"] != TRAINER  # 2,048 bytes
@@ -236,7 +238,7 @@ def test_another_start_is_taken_where_it_comes_out_ahead():
     rng = np.random.default_rng(20)
     graph, group = random_graph(rng, int(rng.integers(3, 10))), random_group(rng, 2)
     index, tagged = Index(graph), tag(graph, group)
-    placed, _ = refine(index, group, ruled(index, group, RULES).placed, itertools.count())
+    placed, _ = refine(index, group, ruled(index, group).placed, itertools.count())
     assert tagged.start != "rules"
     assert 1 / busiest_s(graph, group, placed) * AHEAD < tagged.examples_per_s
 
@@ -489,7 +491,7 @@ def test_the_longest_components_come_first_and_bytes_balance():
     sizes = [30, 7, 25, 9, 12, 3]
     operators = [plain("x", 4, movable=False), *(linear(f"l{n}", 4, size) for n, size in enumerate(sizes))]
     graph = graph_of(operators, *(f"x>l{n}" for n in range(len(sizes))))
-    start = ruled(Index(graph), PAIR, RULES)
+    start = ruled(Index(graph), PAIR)
     shares = [sum(s for s, place in zip(sizes, start.placed[1:], strict=True) if place == d) for d in (1, 2)]
     assert sorted(shares) == [42, 44]  # 30, 9, 3 and 25, 12, 7
 
@@ -499,7 +501,7 @@ def test_a_component_goes_where_there_is_memory_for_it():
     small = replace(
         DEVICE, memory_bytes=(1 + 2) * 4 * 4 * 10
     )  # with a gradient of each of two trainers' nets
-    start = ruled(Index(graph), replace(PAIR, servers=(small, DEVICE)), RULES)
+    start = ruled(Index(graph), replace(PAIR, servers=(small, DEVICE)))
     assert start.placed[1:] == [2, 1]
 
 

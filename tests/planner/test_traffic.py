@@ -2,7 +2,7 @@
 
 import pytest
 
-from girih.planner.traffic import PartialSizes, Speeds, remote, split_pays, substitution, synchronous
+from girih.planner.traffic import FLOAT32, PartialSizes, Speeds, remote, split_pays, substitution, synchronous
 
 
 def test_replicated_sends_partial_results_around_a_ring_and_nothing_else():
@@ -40,7 +40,7 @@ def test_synchronous_sends_keys_rows_gradients_and_all_dense_gradients():
     assert (found.ids, found.embeddings, found.gradients) == (9000.0, 51_000.0, 51_000.0)
     assert found.dense == 2 * 3 / 4 * 300 * 4
     assert found.total == pytest.approx(9000 + 102_000 + 1800)
-    half = synchronous(4, keys=1000, numbers=17_000, parameters=300, half_of=["gradients"])
+    half = synchronous(4, keys=1000, numbers=17_000, parameters=300, wire={**FLOAT32, "gradients": "float16"})
     assert (half.ids, half.embeddings, half.dense) == (found.ids, found.embeddings, found.dense)
     assert half.gradients == 3 / 4 * (17_000 * 2 + 1000 * 4)
 
@@ -65,7 +65,7 @@ def test_encodings_change_what_goes_between_worker_and_trainer_alone():
     }
     plain = remote(2, **share)
     assert (plain.ids, plain.embeddings) == (100 * 8 + 40 * 12, (200 + 120) * 4)
-    coded = remote(2, **share, compress_ids=True, half_of=["gradients"])
+    coded = remote(2, **share, wire={**FLOAT32, "compress_ids": True, "gradients": "float16"})
     assert coded.ids == 40 * 8 + 100 * 2 + 40 * 12
     assert coded.embeddings == plain.embeddings
     assert coded.gradients == 200 * 4 + 120 * 2 + 30 * 4

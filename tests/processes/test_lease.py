@@ -56,7 +56,7 @@ def test_a_directory_whose_launcher_is_gone_while_another_process_ends(tmp_path,
     held._lock.truncate(0)
     gone = replace(lease_of(sleeping.pid), start="1", segments=owner_prefix(sleeping.pid, "1"))
     gone.write(held._lock)
-    with pytest.raises(RunDirectoryError, match=f"process {gone.pid} on .* started is ending; try again"):
+    with pytest.raises(RunDirectoryError, match=f"process {gone.pid} on .* are still ending; try again"):
         RunDirectory(tmp_path)
     held.close()
     RunDirectory(tmp_path).close()

@@ -140,7 +140,7 @@ def test_a_segment_of_another_run_is_refused(scene, config, tmp_path):
     shutil.copytree(other / "segments" / f"{number:08d}", replayed.path(number))
     replayed.say(number)
     assert not found.poll()
-    assert "is to be applied to version" in found.lines[-1]
+    assert "applies to version" in found.lines[-1]
     check(found, checkpoint)
 
 

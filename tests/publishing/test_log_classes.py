@@ -83,7 +83,7 @@ def test_a_follower_serves_a_class_that_an_argument_names(log_directory, tmp_pat
     assert followed.recipe["model"] is None
     assert followed.recipe["options"] == {"hidden": [6]}
     assert "mine" not in json.dumps(followed.recipe).lower()
-    with pytest.raises(ConfigError, match=r"is of a class of yours; give --model file\.py:Class"):
+    with pytest.raises(ConfigError, match=r"class is your own; give --model file\.py:Class"):
         ModelDirectory(tmp_path / "followed")
     table = pq.read_table(log_directory / "test.parquet").select(["user", "item", "tags", "x0"]).slice(0, 64)
     served = ModelDirectory(tmp_path / "followed", f"{log_directory / 'mine.py'}:Mine").served

@@ -276,7 +276,7 @@ def test_a_class_that_cannot_be_exported_is_refused_in_one_line(own_run, tmp_pat
     assert run("export", path, "--out", tmp_path / "model") == 2
     told = capsys.readouterr().err
     assert told.splitlines()[-1].startswith(
-        f"girih: Mine: a class of yours is served as what torch.export makes of it, which failed: {reason}"
+        f"girih: Mine: your class is served in the form of torch.export, which failed: {reason}"
     )
     assert "Traceback" not in told
     assert NAME not in os.listdir(tmp_path / "model")

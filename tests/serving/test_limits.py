@@ -312,7 +312,7 @@ def test_the_body_of_a_request_to_upgrade_is_no_other_request(site, step):
 
 def test_outputs_are_named_once(site):
     status, content = site.infer({"inputs": INPUTS, "outputs": [{"name": "prediction"}] * 2})
-    assert (status, content["error"]) == (400, "output 'prediction' is there twice")
+    assert (status, content["error"]) == (400, "output 'prediction' occurs twice")
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def test_all_ways_to_give_examples_agree(trained, log_source):
         np.testing.assert_allclose(one[0], expected[3], rtol=1e-5)
         np.testing.assert_array_equal(model.predict(pd.DataFrame(rows).iloc[3]), one)
         numbers = pd.DataFrame(rows)[["user", "x0"]]
-        with pytest.raises(DataError, match=r"a Series of floats, .*; take a row as df.iloc\[\[i\]\]"):
+        with pytest.raises(DataError, match=r"a Series of floats, .*; take a row by df.iloc\[\[i\]\]"):
             model.predict(numbers.iloc[3])
         with pytest.raises(
             DataError, match=r"a Series whose index names no feature, as \[0, 1, 2\]; expected a dict"
@@ -253,7 +253,7 @@ def test_a_model_of_the_user_s_own_is_given(log_source, tmp_path, caplog):
         trainer.fit(girih.read_parquet(log_source / "valid.parquet", schema, batch_size=500))
         saved = trainer.save(tmp_path / "models")
         expected = trainer.predict(girih.read_parquet(log_source / "test.parquet", schema))[:, 0]
-    with pytest.raises(ConfigError, match=r"a class of yours.*give load\(\.\.\., model="):
+    with pytest.raises(ConfigError, match=r"class is your own.*give load\(\.\.\., model="):
         girih.load(saved)
     data = pq.read_table(log_source / "test.parquet")
     with (
@@ -392,7 +392,7 @@ def test_linear_models_have_no_embeddings(log_directory, capsys):
     )
     with girih.load(path) as model:
         assert model.predict([{"user": 1, "item": 2, "tags": [3], "x0": 0.5}]).shape == (1,)
-        with pytest.raises(ConfigError, match="table 'user': LR reads first-order weights alone of it"):
+        with pytest.raises(ConfigError, match="table 'user': LR reads only its first-order weights"):
             model.embedding("user", [1])
     capsys.readouterr()
     assert run("export-embeddings", path, "--table", "user", "--out", log_directory / "x.parquet") == 2

@@ -133,7 +133,7 @@ def test_a_class_that_looks_at_values_is_refused_with_ways_out(place, name, caps
     capsys.readouterr()
     assert run("export", path, "--out", place / name) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert line.startswith(f"girih: {name}: a class of yours is served as what torch.export makes of it")
+    assert line.startswith(f"girih: {name}: your class is served in the form of torch.export")
     assert "padded(max_length=...)" in line
     assert "girih.load" in line
     assert "girih serve --follow --model file.py:Class" in line

@@ -229,18 +229,18 @@ def changed(table, name, **values):
 def bad_requests(table):
     """A body, headers, the status and the sentence that comes back."""
     inputs = inputs_of(table)
-    yield b"", {}, 400, "the body is no JSON"
-    yield b"{not json", {}, 400, "the body is no JSON at line 1, character 2; expected an inference request"
-    yield b"\xff\xfe\x00", {}, 400, "the body is no JSON: byte 2 is no text in UTF-16"
-    yield b'{"a": "\xff"}', {}, 400, "the body is no JSON: byte 7 is no text in UTF-8; expected an inference"
-    yield b"[" + b"7" * 5000, {}, 400, "the body is no JSON: a number has more than 4,300 digits; expected an"
-    yield b"[" * 100_000, {}, 400, "the body is no JSON: lists or objects are nested too deep"
+    yield b"", {}, 400, "the body is not JSON"
+    yield b"{not json", {}, 400, "the body is not JSON at line 1, character 2; expected an inference request"
+    yield b"\xff\xfe\x00", {}, 400, "the body is not JSON: byte 2 is not text in UTF-16"
+    yield b'{"a": "\xff"}', {}, 400, "the body is not JSON: byte 7 is not text in UTF-8; expected an"
+    yield b"[" + b"7" * 5000, {}, 400, "the body is not JSON: a number has more than 4,300 digits; expected"
+    yield b"[" * 100_000, {}, 400, "the body is not JSON: lists or objects are nested too deeply"
     for content in ([], 7, None, {}, {"inputs": {}}, {"inputs": "user"}):
         yield content, {}, 400, "the body has no list of inputs"
     yield {"inputs": []}, {}, 400, "the list of inputs is empty"
     yield {"inputs": [7]}, {}, 400, "input 0 has no name"
     yield {"inputs": [{}]}, {}, 400, "input 0 has no name"
-    yield {"inputs": [*inputs, inputs[0]]}, {}, 400, "input 'user' is there twice"
+    yield {"inputs": [*inputs, inputs[0]]}, {}, 400, "input 'user' occurs twice"
     yield {"inputs": inputs[1:]}, {}, 400, "input 'user' is missing; expected user, item, tags, x0"
     yield (
         {"inputs": [*inputs, inputs[0] | {"name": "usr"}]},
@@ -257,7 +257,7 @@ def bad_requests(table):
         "input 'user': 128 values for a shape of [127]; expected 127",
     )
     yield {"inputs": changed(table, "user", shape=[1 << 62, 1 << 62])}, {}, 400, "has too many values"
-    yield {"inputs": changed(table, "user", data=None)}, {}, 400, "input 'user': data is no list"
+    yield {"inputs": changed(table, "user", data=None)}, {}, 400, "input 'user': data is not a list"
     yield {"inputs": changed(table, "user", data=["a"] * 128)}, {}, 400, "expected values of INT64"
     yield {"inputs": changed(table, "user", data=[{}] * 128)}, {}, 400, "expected values of INT64"
     yield {"inputs": changed(table, "user", data=[0.5] * 128)}, {}, 400, "expected values of INT64"
@@ -282,7 +282,7 @@ def bad_requests(table):
         {"inputs": changed(table, "user", datatype="BYTES", data=words)},
         {},
         400,
-        "input 'user': value 127 is \"\\ud800\"; expected values of BYTES, strings of Unicode",
+        "input 'user': value 127 is \"\\ud800\"; expected values of BYTES, Unicode strings",
     )
     yield (
         {"inputs": changed(table, "x0", datatype="BYTES", data=["a"] * 128)},
@@ -359,7 +359,7 @@ def bad_requests(table):
         "values in one request; expected at most 4,194,304",
     )
     yield b" " * ((1 << 20) + 1), {}, 413, "a body of 1,048,577 bytes; expected at most 1,048,576"
-    yield {"inputs": inputs, "id": 7}, {}, 400, "id is no string"
+    yield {"inputs": inputs, "id": 7}, {}, 400, "id is not a string"
     yield (
         {"inputs": inputs, "outputs": [{"name": "predictions"}]},
         {},
@@ -367,8 +367,8 @@ def bad_requests(table):
         "output 'predictions': the model has none of that name; did you mean 'prediction'?",
     )
     yield {"inputs": inputs, "outputs": [{}]}, {}, 400, "output 0 has no name; expected one of the"
-    yield {"inputs": inputs, "outputs": 7}, {}, 400, "outputs are no list"
-    yield {"inputs": inputs, "parameters": 7}, {}, 400, "parameters are no object"
+    yield {"inputs": inputs, "outputs": 7}, {}, 400, "outputs is not a list"
+    yield {"inputs": inputs, "parameters": 7}, {}, 400, "parameters is not an object"
     yield (
         {"inputs": inputs, "parameters": {"binary_data_output": 7}},
         {},
@@ -402,7 +402,7 @@ def bad_binaries(table):
         "binary_data_size = 1024; expected at most the 1,023 bytes that are left",
     )
     yield *binary(user(1023), b"\0" * 1023), "1,023 bytes for INT64[128]; expected 1,024"
-    yield *binary(user(1024), b"\0" * 1025), "1 bytes are left behind the inputs; expected none"
+    yield *binary(user(1024), b"\0" * 1025), "1 bytes are left after the inputs; expected none"
     for size in (-1, 1.5, "8", True, 1 << 70):
         yield *binary(user(size), b"\0" * 8), "binary_data_size"
     yield *binary(user(8, "BYTES", (1,)), b"\xff" * 8), "are not 1 strings"
@@ -411,7 +411,7 @@ def bad_binaries(table):
     yield *binary(user(8, "BF16", (4,)), b"\0" * 8), "datatype = 'BF16'"
     yield (
         *binary({"inputs": [{"name": "user", "datatype": "INT64", "shape": [1], "parameters": 7}]}, b""),
-        "parameters are no object",
+        "parameters is not an object",
     )
     yield (
         *binary({"inputs": [{"name": "user", "datatype": "INT64", "shape": [1]}]}, b""),

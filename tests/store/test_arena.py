@@ -110,7 +110,7 @@ def test_another_process_goes_on_with_what_one_left(lasting, end):
 
 def test_a_writer_that_died_amid_a_change_is_refused(lasting):
     train_elsewhere(lasting, "killed amid a change")
-    with pytest.raises(ConfigError, match=r"died amid a change.*restore from a checkpoint"):
+    with pytest.raises(ConfigError, match=r"died during a change.*restore from a checkpoint"):
         Store(SPEC, arena=again(lasting))
 
 

@@ -119,7 +119,7 @@ def test_a_row_in_hand_is_told_and_the_rest_of_its_push_goes_on(tmp_path):
         assert store.repaired.cut == [CutPush(Push(0, 1), 300, 6)]
         for name, column in contents(store).items():
             np.testing.assert_array_equal(column, expected[name])
-        with pytest.raises(ConfigError, match="299 keys, expected the 300 with which it was cut short"):
+        with pytest.raises(ConfigError, match="299 keys, expected 300 as when it was cut short"):
             store.apply_gradients(Keys(ids[1:], tables[1:]), RowUpdate(grads[1:], 1, push=Push(0, 1)))
         store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(0, 1)))
         twin.apply_gradients(Keys(ids[6:], tables[6:]), RowUpdate(grads[6:], 1))
@@ -147,7 +147,7 @@ def test_rows_that_were_being_replaced_are_refused(tmp_path):
     fill(store)
     store.state.memory.arena._header[_WRITING_AT] = REPLACING
     store.close()
-    with pytest.raises(ConfigError, match=r"died as all rows were replaced.*restore from a checkpoint"):
+    with pytest.raises(ConfigError, match=r"died while all rows were replaced.*restore from a checkpoint"):
         Store(SPEC, arena=lasting(tmp_path, attach=True, repair=True))
 
 
@@ -164,7 +164,7 @@ def test_rows_in_tiers_know_of_no_pushes(tmp_path):
     tiers = Tiers(directory=str(tmp_path), hot_rows=100, flush_every_steps=10, warm_up_steps=1)
     with Store(SPEC, arena=Heap(reserve_rows=1000), tiers=tiers) as store:
         ids, tables, grads = fill(store, 3)
-        with pytest.raises(ConfigError, match="only rows that lie in one memory of the host know of pushes"):
+        with pytest.raises(ConfigError, match="only rows in a single host memory record pushes"):
             store.apply_gradients(Keys(ids, tables), RowUpdate(grads, 1, push=Push(0, 1)))
 
 

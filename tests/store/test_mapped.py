@@ -211,7 +211,7 @@ def test_more_rows_than_were_announced_are_refused_in_a_merge(tmp_path):
         fits.take(file, none)
         assert fits.finish().rows == 10
     with (
-        pytest.raises(ConfigError, match="more rows than the 9"),
+        pytest.raises(ConfigError, match="more rows than most_rows = 9"),
         MappedWriter(tmp_path / "not", spec, 10, 9) as short,
     ):
         short.take(file, none)
@@ -245,11 +245,11 @@ def test_a_writer_refuses_what_does_not_fit_and_leaves_nothing(tmp_path):
             with pytest.raises(ConfigError, match=words):
                 writer.add(*given)
         assert writer.add(keys, tables, rows) == 2
-        with pytest.raises(ConfigError, match="more rows than the 2"):
+        with pytest.raises(ConfigError, match="more rows than most_rows = 2"):
             writer.add(keys + 9, tables, rows)
     with MappedWriter(tmp_path / "rows", spec, 2) as writer:
         many = np.arange(kernels.BLOCK, dtype=np.int64)
-        with pytest.raises(ConfigError, match="more keys than the 2"):
+        with pytest.raises(ConfigError, match="more keys than most_keys = 2"):
             writer.bury(many, np.zeros(len(many), np.int32))
     assert os.listdir(tmp_path) == []
 

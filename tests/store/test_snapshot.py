@@ -122,7 +122,7 @@ def test_optimizer_state_may_be_begun_anew():
     [
         (two_segments("float16"), "'users', 'items': dtype float32, expected float16"),
         (two_segments(first=optim.Adagrad()), "optimizer is adam with exp_avg, exp_avg_sq, ftrl with z, n, expected adagrad"),
-        (two_segments(first=optim.SGD()), "expected sgd, ftrl with z, n; go on with that one, or start a new run"),
+        (two_segments(first=optim.SGD()), "expected sgd, ftrl with z, n; continue with that optimizer, or start a new run"),
         (group(("users", "items"), dim=3), "rows hold embedding and first_order, expected embedding; "),
         (group(("users", "item"), dim=3), "table 'items' is not in this model's group; did you mean 'item'"),
         (group(("users", "items", "tags"), dim=3), "rows hold embedding and first_order, expected embedding; "),
@@ -268,7 +268,7 @@ def test_row_numbers_of_a_crafted_file_lead_nowhere(tmp_path, column, value):
     first, _ = json.loads(content[8 : 8 + length])[column]["data_offsets"]
     content[8 + length + first + 40 : 8 + length + first + 44] = struct.pack("<i", value)
     (tmp_path / "0").write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"0: damaged: column '{column}' leads out of"):
+    with pytest.raises(CheckpointError, match=f"0: damaged: column '{column}' has values outside"):
         Store(spec).restore([read_snapshot(tmp_path / "0")])
 
 
@@ -320,7 +320,7 @@ def into_another_table(columns):
     ("dtype", "alter", "told"),
     [
         ("float32", twice, "it has a key twice"),
-        ("float32", into_another_table, "the list of a table leads into another one"),
+        ("float32", into_another_table, "the list of a table leads into another table"),
         ("float32", lambda c: c["rows"].__setitem__(3, c["rows"][5]), "two rows have one number"),
         ("float32", lambda c: c["embedding"].__setitem__(7, 0x7FC00000), "'embedding' holds NaN"),
         ("bfloat16", lambda c: c["embedding"].__setitem__(7, 0xFFC0), "'embedding' holds NaN"),

@@ -17,9 +17,7 @@ from girih.tables import LRU, MinCount, Normal, Zeros
 from support.store_verbs import evict, group, keys_of, look, read_snapshot, write_snapshot
 
 META = {"ids": 8, "tables": 4, "last_used": 4, "counts": 4, "versions": 4, "neighbours": 8}
-OPTIMIZERS = [
-    optim.SGD(lr=0.1), optim.Adagrad(lr=0.1), optim.RowwiseAdagrad(lr=0.1), optim.Adam(lr=0.1), optim.FTRL(),
-]  # fmt: skip
+OPTIMIZERS = [optimizer() for optimizer in optim.BY_NAME.values()]
 
 
 def used(store):

@@ -85,7 +85,7 @@ def test_a_process_that_dies_while_others_start_is_named(begin, role, index):
     why = (
         ""
         if role == "trainer"
-        else "a process that has not begun is started again at most cluster.max_restarts = 0 times; "
+        else "a process that has not begun is restarted at most cluster.max_restarts = 0 times; "
     )
     way_on = "there is no checkpoint yet: give the same command again"
     assert set(reported) == {f"girih: {role} {index} was killed by signal 9; {why}{way_on}"}

@@ -130,18 +130,18 @@ def average_two_replicas(ranks):
     (at,) = ranks.broadcast(address)
     servers = [connect(at, secret=b"of this run")]
     half = HogwildReplica(dense_spec(), ranks, nets=1, servers=servers, average_every_steps=1)
-    begun = half._nets.first.parameters[-1].detach().reshape(-1).tolist()
+    begun = half.first.parameters[-1].detach().reshape(-1).tolist()
     one = case(0)
     one.batch.labels[:] = ranks.rank
     for _ in range(30):
         apply(half.compute(one.batch, one.embeddings()))
         time.sleep(0.002)
     half.sync()
-    live, model = half._nets.first.parameters, list(half.module.parameters())
+    live, model = half.first.parameters, list(half.module.parameters())
     bias = live[-1].item(), model[-1].item()
     flat = torch.cat([(a - b).detach().reshape(-1) for a, b in zip(live, model, strict=True)])
     half.restore(half.state())
-    same = all(torch.equal(a, b) for a, b in zip(half._nets.first.parameters, model, strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(half.first.parameters, model, strict=True))
     half.sync()
     after = list(half.module.parameters())[-1].item()
     ranks.barrier()
@@ -151,7 +151,7 @@ def average_two_replicas(ranks):
     )
     for _ in range(30):
         apply(seldom.compute(one.batch, one.embeddings()))
-    alone = seldom._nets.first.parameters[-1].item()
+    alone = seldom.first.parameters[-1].item()
     ranks.barrier()
     seldom.close()
     stop.set()

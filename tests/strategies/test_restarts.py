@@ -152,7 +152,7 @@ def test_a_process_that_dies_too_often_ends_the_run(begin):
     kill(running, 1, life=1)
     reported = running.ends(1)
     assert "embedding-server 1 was killed by signal 9" in reported
-    assert "it had come back 1 time, and cluster.max_restarts = 1" in reported
+    assert "it had restarted 1 time, and cluster.max_restarts = 1" in reported
 
 
 @heavy

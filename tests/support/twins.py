@@ -127,6 +127,8 @@ def optimizer_step(
         v[:] = (grad * grad - v) * f(1 - second) + v
         size = f(options.lr * lr_scale * math.sqrt(1 - second**step) / (1 - first**step))
         row -= size * (m / (np.sqrt(v) + f(options.eps)))
+    elif options.name != "ftrl":
+        raise NotImplementedError(f"optimizer_step has no twin of {options.name!r}; write one here")
     else:
         z, n = state["z"], state["n"]
         more = n + grad * grad
@@ -150,6 +152,8 @@ def optimizer_state(options: Any, row: Floats) -> dict[str, Floats]:
         return {"sum": np.full(1, options.initial_accumulator_value, f)}
     if options.name == "adam":
         return {"exp_avg": zeros, "exp_avg_sq": zeros.copy()}
+    if options.name != "ftrl":
+        raise NotImplementedError(f"optimizer_state has no twin of {options.name!r}; write one here")
     state = {"z": zeros, "n": zeros.copy()}
     ftrl_settle(options, row, state)
     return state

@@ -10,7 +10,7 @@ from girih.dense.half import Outcome, StepFacts
 from girih.errors import NonFiniteError
 from girih.telemetry.stats import Spans
 from girih.training.concurrent import Concurrent
-from girih.training.schedules import always, in_step
+from girih.training.schedules import JoinedHalves, always, in_step
 from support import cases
 from support.fakes import FakeDense, FakeSparse
 
@@ -22,9 +22,7 @@ def batches(count):
 
 
 def steps_of(schedule, source, sparse, dense, may_begin=always):
-    return schedule(
-        source, sparse, dense, num_updates=0, lr_scale=lambda: 1.0, spans=Spans(), may_begin=may_begin
-    )
+    return schedule(source, JoinedHalves(sparse, dense, 0, lambda: 1.0, Spans()), may_begin)
 
 
 def of(events, kind):

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from girih.data.batch import Batch
+from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import Replica
 from girih.models.loss import loss_of
 from girih.telemetry.stats import Spans
-from girih.training.schedules import Pipelined, StalenessGate, in_step
+from girih.training.schedules import JoinedHalves, Pipelined, StalenessGate, in_step
 from support import cases
 from support.fakes import FakeDense, FakeSparse
 
@@ -20,7 +21,7 @@ def batches(count):
 
 
 def steps_of(schedule, source, sparse, dense, *, lr_scale=lambda: 1.0):
-    return schedule(source, sparse, dense, num_updates=0, lr_scale=lr_scale, spans=Spans())
+    return schedule(source, JoinedHalves(sparse, dense, 0, lr_scale, Spans()))
 
 
 def of(events, what):
@@ -241,8 +242,8 @@ def test_labels_and_example_weights_follow_the_logits_to_their_device():
         )
 
     class Half:
-        device = torch.device("meta")
-        _label_losses, _huber_delta, whole_batch = ("bce",), 1.0, False
+        device, whole_batch = torch.device("meta"), False
+        _spec = DenseSpec(module=Model(), optimizer=torch.optim.SGD, losses=("bce",))
 
     for weights in (None, np.ones(2, np.float32)):
         targets, share = Replica._targets(Half(), batch(weights))

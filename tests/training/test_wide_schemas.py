@@ -26,6 +26,7 @@ from girih.kernels.cpu.jit import JIT_DISABLED
 from girih.lifecycle.planning import measure_access
 from girih.sparse.spec import SparseSpec
 from girih.telemetry.stats import Spans
+from girih.training.schedules import JoinedHalves
 
 pytestmark = pytest.mark.skipif(JIT_DISABLED, reason="kernels are Python then")
 ROOT = str(Path(girih.__file__).parent)
@@ -113,10 +114,8 @@ def test_a_step_runs_as_many_lines_whatever_the_features(
         ) as trainer:
             trainer.fit(data, epochs=1)  # all rows are there, and what is found out once is known
             (session, batch) = trainer._run.opened()[1], next(iter(data))
-            steps = session.schedule(
-                iter([(batch, None)] * 4), session.sparse, session.dense, num_updates=3, lr_scale=lambda: 1.0,
-                spans=Spans(),
-            )  # fmt: skip
+            halves = JoinedHalves(session.sparse, session.dense, 3, lambda: 1.0, Spans())
+            steps = session.schedule(iter([(batch, None)] * 4), halves)
             next(steps), next(steps)
             step = lines_of(lambda: next(steps))
             steps.close()

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from girih import optim
 from girih.cluster.cluster import Cluster
 from girih.comm.codecs.tensors import ACTIVATIONS, GRADIENTS, Codec, ErrorFeedback, TopK
 from girih.comm.group import TrainerGroup
@@ -43,7 +44,6 @@ from girih.lifecycle.dense_cost import measure_dense_cost
 from girih.models.dnn import DNN
 from girih.models.fm import LR
 from girih.models.needs import EMBEDDING, of_all
-from girih.optim import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, SparseOptimizer
 from girih.planner.calibration import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -222,7 +222,7 @@ ROW_IDS = 20_000
 """Ids of each feature, drawn evenly."""
 POINTS = ((64, 8), (2048, 8), (2048, 64))
 """Examples and D: a rate's three numbers go through three points."""
-OPTIMIZERS: tuple[SparseOptimizer, ...] = (SGD(), Adagrad(), RowwiseAdagrad(), Adam(), FTRL())
+OPTIMIZERS: tuple[optim.SparseOptimizer, ...] = tuple(cls() for cls in optim.BY_NAME.values())
 WIDTHS, EXAMPLES, ROUNDS = (64, 256, 1024), 512, 12
 READ_ROWS, STEP_EXAMPLES, STEPS = 16_384, 8, 300
 
@@ -246,7 +246,7 @@ def measure_work(ranks: TrainerGroup) -> StepWork:
 
 
 def measure_rows(
-    optimizers: tuple[SparseOptimizer, ...] = OPTIMIZERS, rounds: int = ROUNDS
+    optimizers: tuple[optim.SparseOptimizer, ...] = OPTIMIZERS, rounds: int = ROUNDS
 ) -> tuple[Rate, dict[str, Rate]]:
     """The rate of lookups, and that of updates by name of optimizer; lookups' is the median over optimizers."""
     ahead.make_ready(ahead.training([[each] for each in optimizers], []))
@@ -291,7 +291,7 @@ def measure_reading(rounds: int = 4) -> tuple[float, float]:
     return max(0.0, few - 2 * value_s), value_s
 
 
-def _rows_s(optimizer: SparseOptimizer, examples: int, dim: int, rounds: int) -> tuple[float, float]:
+def _rows_s(optimizer: optim.SparseOptimizer, examples: int, dim: int, rounds: int) -> tuple[float, float]:
     """Core-seconds of a lookup and of an update."""
     schema = _categories(dim)
     spec = SparseSpec(schema=schema, needs=of_all(schema, EMBEDDING), optimizer=optimizer, threads=1)

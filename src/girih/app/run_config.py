@@ -325,7 +325,7 @@ class RunConfig(CheckedConfig):
             None for the second where all operators run on trainers.
         """
         sparse, dense = self.halves()
-        try:
+        with config.located(self.where):
             check_metrics(self.train, self.schema)
             facts = facts_of(sparse, dense, self.strategy.trainers, self.schedule)
             data = self.dataset("train")
@@ -346,8 +346,6 @@ class RunConfig(CheckedConfig):
                     facts = measured(facts, calibration, data, sparse, dense, TrainerGroup())
             placed = place_net(plan, self.strategy, facts, sparse, dense)
             return placed.plan, placed
-        except ConfigError as error:
-            raise ConfigError(f"{self.where}: {error}") from None
 
     def facts_by(
         self, calibration: Calibration, placed: PlacedNet | None = None
@@ -385,7 +383,7 @@ class RunConfig(CheckedConfig):
     ) -> Trainer:
         """The trainer of this configuration; without a ``run`` it writes nothing."""
         model, trains = self.model(), run is not None or cluster is not None
-        try:
+        with config.located(self.where):
             return Trainer(
                 model,
                 sparse_optimizer=self.sparse_optimizer,
@@ -406,8 +404,6 @@ class RunConfig(CheckedConfig):
                 metrics=self.metrics if trains else None,
                 publish=self.publish if trains else None,
             )
-        except ConfigError as error:
-            raise ConfigError(f"{self.where}: {error}") from None
 
     def trainer_with_data(
         self, run: Path | None, callbacks: Sequence[Callback], *, progress: bool

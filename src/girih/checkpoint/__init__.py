@@ -1,7 +1,7 @@
 """The whole recoverable state of a run: rows, parameters, data position, counters.
 
-What a launcher asks is here. Saving and loading need torch and a store, and are in :mod:`girih.checkpoint.save`,
-:mod:`girih.checkpoint.load` and :mod:`girih.checkpoint.parts`.
+This module has the parts that a launcher needs. Saving and loading need torch and a store, and are in
+:mod:`girih.checkpoint.save`, :mod:`girih.checkpoint.load` and :mod:`girih.checkpoint.parts`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The description of a model, which its checkpoints, published versions and exports share: everything but rows and parameters."""
+"""The description of a model in its checkpoints, published versions and exports: everything but rows and parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT = ("seed", "precision", "dense_forward")
 
 
 class CheckedModel(NamedTuple):
-    """A description that was checked, as objects."""
+    """A checked description, as objects."""
 
     schema: Schema
     needs: Needs
@@ -32,11 +32,12 @@ class ModelDescription:
     """A model as plain values.
 
     Attributes:
-        schema: as ``Schema.to_dict`` gives it. fingerprint: of that schema.
-        needs: feature → what the model reads of it, see :mod:`girih.models.needs`; empty in checkpoints of format 2.
-        recipe: ``{"model": …, "train": …}``: how to make the module again, and how to compute with it. If the class is the user's own,
-            ``model`` is None, and ``options`` are those that a config gave it: never its name.
-        normalization: of standardized features; None where it was not measured.
+        schema: the result of ``Schema.to_dict``. fingerprint: the fingerprint of this schema.
+        needs: feature → the parts that the model reads, see :mod:`girih.models.needs`; empty in checkpoints of format
+            2.
+        recipe: ``{"model": …, "train": …}``: how to make the module again, and how to compute with it. For a user's
+            class, ``model`` is None, and ``options`` are those of the config, never the class name.
+        normalization: for standardized features; None if it was not measured.
     """
 
     schema: Mapping[str, Any]
@@ -46,10 +47,11 @@ class ModelDescription:
     normalization: Mapping[str, Any] | None
 
     def checked(self, where: str) -> CheckedModel:
-        """The description as objects, without making the model, for processes without torch.
+        """Returns the description as objects, without making the model, for processes without torch.
 
         Raises:
-            ConfigError: an unknown option, or a value of another type. KeyError, ValueError: something is missing or does not fit.
+            ConfigError: an unknown option, or a value of another type. KeyError, ValueError: a value is missing or does
+                not fit.
         """
         schema = Schema.from_dict(self.schema, where)
         if schema.fingerprint() != self.fingerprint:
@@ -65,10 +67,10 @@ class ModelDescription:
 
 
 def train_options(kept: Mapping[str, object]) -> TrainOptions:
-    """The options that predictions depend on, of the ``train`` of a recipe.
+    """Returns the options that predictions depend on, from the ``train`` of a recipe.
 
     Raises:
-        ConfigError: an option that there is not.
+        ConfigError: an unknown option.
     """
     for name in config.build(Mapping[str, Any], kept, "recipe"):
         if name not in KEPT:
@@ -81,7 +83,7 @@ def check_recipe(tree: Mapping[str, Any]) -> None:
     """Checks a recipe without making its model.
 
     Raises:
-        ConfigError: an unknown model or option, or a value of another type. KeyError: it lacks something.
+        ConfigError: an unknown model or option, or a value of another type. KeyError: a value is missing.
     """
     train_options(tree["train"])
     model = config.build(Mapping[str, Any] | None, tree["model"], "its recipe is damaged: model")

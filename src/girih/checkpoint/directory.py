@@ -1,4 +1,4 @@
-"""Checkpoints of a run: where they lie, which one is the latest, which ones go."""
+"""Checkpoints of a run: their place, the latest one, and the removal of old ones."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PATTERN = re.compile(r"step-([0-9]{8,})")
 
 
 def root_of(run: Path, directory: str | None) -> Storage:
-    """Storage of a run's checkpoints; ``directory`` is ``[checkpoint] dir``."""
+    """Returns the storage of a run's checkpoints; ``directory`` is ``[checkpoint] dir``."""
     return Storage.at(run / "checkpoints" if directory is None else directory)
 
 
 def complete(root: Storage) -> list[tuple[int, Storage]]:
-    """(step, place) of every checkpoint below ``root``, oldest first.
+    """Returns (step, place) of every checkpoint below ``root``, oldest first.
 
-    On this machine only complete ones have such a name; elsewhere those count that have a manifest, which is
-    written last.
+    In a local directory only complete checkpoints have such a name. In other storage a checkpoint counts if it has a
+    manifest, which is written last.
     """
     matches = ((m, root / name) for name in root.names() if (m := PATTERN.fullmatch(name)))
     return sorted(
@@ -35,13 +35,13 @@ def complete(root: Storage) -> list[tuple[int, Storage]]:
 
 
 def latest(root: Storage) -> Storage | None:
-    """The newest checkpoint below ``root``, if any."""
+    """Returns the newest checkpoint below ``root``, if any."""
     checkpoints = complete(root)
     return checkpoints[-1][1] if checkpoints else None
 
 
 def rotate(root: Storage, keep: int, protected: int | None) -> None:
-    """Removes all but the last ``keep`` checkpoints and the ``protected`` step, and what killed saves left."""
+    """Removes leftovers of killed saves and all checkpoints except the last ``keep`` and the ``protected`` step."""
     checkpoints = complete(root)
     for step, place in checkpoints[:-keep]:
         if step != protected:
@@ -53,14 +53,14 @@ def rotate(root: Storage, keep: int, protected: int | None) -> None:
 
 
 def final_of(address: Storage | str | os.PathLike[str]) -> tuple[Storage, bool]:
-    """The checkpoint with the final weights of a run, by its address as :func:`find` takes it.
+    """Returns the checkpoint with the final weights of a run, for any address that :func:`find` accepts.
 
     Returns:
-        The checkpoint, and whether it is marked as final, or saved by hand. Where none is, the run has not ended: then it is the best
-        one so far, under early stopping, else the latest.
+        The checkpoint, and whether it is marked as final, or was saved by hand. If there is none, the run has not
+        ended. Then it is the best checkpoint so far under early stopping, else the latest.
 
     Raises:
-        MissingFileError, CheckpointError: as :func:`find` raises them.
+        MissingFileError, CheckpointError: see :func:`find`.
     """
     newest = find(address)
     manifest = Manifest.read(newest)
@@ -76,11 +76,11 @@ def final_of(address: Storage | str | os.PathLike[str]) -> tuple[Storage, bool]:
 
 
 def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) -> Storage:
-    """A checkpoint from a run directory, a directory of checkpoints or a checkpoint itself.
+    """Returns a checkpoint from a run directory, a directory of checkpoints or a checkpoint itself.
 
     Raises:
-        MissingFileError: nothing there.
-        CheckpointError: no complete checkpoint there.
+        MissingFileError: there is nothing.
+        CheckpointError: there is no complete checkpoint.
     """
     storage = Storage.at(address)
     if not storage.exists():
@@ -104,7 +104,7 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
 
 
 def _root_in(address: Storage) -> Storage:
-    """Storage of a run directory's checkpoints, by its configuration; others hold them themselves."""
+    """Returns the storage of a run directory's checkpoints; other directories hold checkpoints directly."""
     run = address.local
     if run is None:
         return address
@@ -121,10 +121,10 @@ class CheckpointOptions(Options):
     """Options of checkpoints: where to save them, how often, and how many to keep.
 
     Attributes:
-        dir: a directory, or any other fsspec address such as ``s3://bucket/run``, for this run alone; None takes
+        dir: a directory, or any other fsspec address such as ``s3://bucket/run``, only for this run; None takes
             ``checkpoints`` in the run directory.
         every_steps: None saves only at the end, on a signal and at the best evaluation.
-        keep: how many of the latest stay; the best one, under early stopping, stays besides.
+        keep: number of latest checkpoints that stay; the best one, under early stopping, stays too.
     """
 
     owner = "checkpoint: "

@@ -1,4 +1,4 @@
-"""Reading a checkpoint back into the halves."""
+"""Loads a checkpoint into the halves."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _FIX = "use another checkpoint"
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint whose manifest and parameters were read, and whose rows :meth:`put` reads.
+    """A checkpoint with its manifest and parameters read. :meth:`put` reads its rows.
 
     Attributes:
-        run: how far the run had come. normalization: None where it was not measured yet.
-        state: as it was saved. random: of each trainer, by rank. plan: what its run was built from.
+        run: the progress of the run. normalization: None if it was not measured yet.
+        state: as it was saved. random: random states of each trainer, by rank. plan: the plan of its run.
     """
 
     place: Storage
@@ -46,8 +46,11 @@ class LoadedCheckpoint:
     def put(
         self, *, sparse: SavedRows | None, dense: SavedParameters, newest: Mapping[str, int] | None = None
     ) -> None:
-        """Replaces rows and parameters; without ``sparse``, rows stay as they are. Where that fails, both are as before, unless rows are in other processes too, or several
-        copies of the parameters are averaged: then each copy is the model of the last ``sync``, with optimizer state as it was.
+        """Replaces rows and parameters. Without ``sparse``, rows stay.
+
+        After an error, both are unchanged, with two exceptions. Rows in other processes may have changed. If several
+        copies of the parameters are averaged, each copy becomes the model of the last ``sync``, with unchanged
+        optimizer state.
 
         Raises:
             CheckpointError: rows or parameters are damaged, or of another model or layout; names the part.
@@ -68,13 +71,13 @@ class LoadedCheckpoint:
 
 
 def load(place: Storage, schema: Schema | None) -> LoadedCheckpoint:
-    """Reads a checkpoint, all but its rows; nothing is replaced yet.
+    """Reads a checkpoint except its rows. Nothing is replaced yet.
 
     Args:
-        schema: what it has to be of; None takes any.
+        schema: the expected schema; None accepts any schema.
 
     Raises:
-        CheckpointError: incomplete, damaged, or of another schema; names the part or feature.
+        CheckpointError: the checkpoint is incomplete, damaged, or of another schema; names the part or feature.
     """
     manifest = Manifest.read(place)
     if schema is not None:
@@ -95,10 +98,10 @@ def load(place: Storage, schema: Schema | None) -> LoadedCheckpoint:
 
 
 def load_model(loaded: LoadedCheckpoint, model: nn.Module) -> None:
-    """Puts the parameters of a checkpoint into a module, without an optimizer's state.
+    """Loads the parameters of a checkpoint into a module, without an optimizer's state.
 
     Raises:
-        CheckpointError: they are another model's.
+        CheckpointError: the parameters are of another model.
     """
     with refusing(f"{loaded.place}/{DENSE}", _FIX, fault="does not fit this model"):
         save.check_dtypes(loaded.dense["model"], model.state_dict())
@@ -111,7 +114,7 @@ def believed(place: Storage) -> AbstractContextManager[None]:
 
 
 def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:
-    """Refuses a checkpoint whose rows or inputs mean something else, and says what differs.
+    """Refuses a checkpoint with another schema, and names the difference.
 
     Raises:
         CheckpointError: names the first feature or label that differs.

@@ -1,6 +1,6 @@
-"""The index of a checkpoint: what was saved, when, and how to tell that it is whole.
+"""The index of a checkpoint: its content, its time, and the facts that prove it complete.
 
-The facts of a part are ``bytes`` and ``crc32``, of the header and each tensor; of a part with rows also ``group``,
+The facts of a part are ``bytes``, and ``crc32`` of the header and each tensor. A part with rows also has ``group``,
 ``tables`` (rows of each), ``shard`` and ``num_shards``.
 """
 
@@ -64,7 +64,7 @@ class PartsManifest(ModelDescription):
 
     @classmethod
     def build(cls, tree: Mapping[str, object]) -> Self:
-        """A manifest of the values in a file.
+        """Builds a manifest from the values in a file.
 
         Raises:
             ConfigError, ValueError: an unknown field, or a value of another type or range.
@@ -79,13 +79,13 @@ class Manifest(PartsManifest):
     """``manifest.json`` of a checkpoint.
 
     Attributes:
-        plan: what the run was built from; None where there is none.
-        state: counters, data position, schedule and the like: everything that is neither row nor parameter.
+        plan: the plan of the run; None if there is none.
+        state: everything that is neither row nor parameter, for example counters, data position and schedule.
         random: the state of random generators of each trainer, by rank.
-        dense: the dense half's state. In it, in ``state`` and in ``random`` names stand for tensors, which lie in
+        dense: the dense half's state. Here, in ``state`` and in ``random``, names stand for tensors in
             ``dense.safetensors``.
-        rows: rows of each table.
-        final: whether its weights are those with which the run ended.
+        rows: number of rows of each table.
+        final: True if the run ended with these weights.
     """
 
     step: Step
@@ -99,29 +99,29 @@ class Manifest(PartsManifest):
 
     @property
     def run(self) -> RunState:
-        """Progress of the run when it was saved."""
+        """Progress of the run at the save."""
         return RunState.from_dict(self.state["run"])
 
     @property
     def manual(self) -> bool:
-        """Whether ``Trainer.save`` wrote it: no run goes on where it lies, and its weights are those that are wanted."""
+        """True if ``Trainer.save`` wrote it. Its weights count as final, and no run continues in its directory."""
         return bool(self.state.get("by_hand", False))
 
     def write(self, checkpoint: Storage) -> None:
-        """Writes it whole, or leaves the one before."""
+        """Writes the file whole, or keeps the one before."""
         checkpoint.replace(NAME, seal(asdict(self), infinite=True))
 
     def marked(self, checkpoint: Storage, *, final: bool) -> None:
-        """Writes it anew where it says otherwise of ``final``."""
+        """Rewrites the file if its ``final`` differs."""
         if self.final != final:
             replace(self, final=final).write(checkpoint)
 
     @classmethod
     def read(cls, checkpoint: Storage) -> Manifest:
-        """Reads it and checks that every part is there in its full size, and all shards of all tables with them.
+        """Reads the manifest. Checks that all parts exist in full size, and hold all shards of all tables.
 
         Raises:
-            CheckpointError: not a checkpoint, of another format, or damaged; names the part.
+            CheckpointError: it is not a checkpoint, of another format, or damaged; names the part.
         """
         manifest = cls._parse(checkpoint)
         check_parts(manifest.parts, checkpoint)
@@ -143,13 +143,13 @@ class Manifest(PartsManifest):
             if manifest.rows != rows_of(manifest.shards):
                 raise ValueError("rows of tables are not those of its parts")
             if checkpoint.name.startswith("step-") and checkpoint.name != name_of(manifest.step):
-                raise ValueError(f"it is of step {manifest.step}, which lies in {name_of(manifest.step)}")
+                raise ValueError(f"it is of step {manifest.step}, which belongs in {name_of(manifest.step)}")
             build(bool, manifest.state.get("by_hand", False), "state.by_hand")
         return manifest
 
 
 def _upgraded(tree: Mapping[str, object]) -> dict[str, object]:
-    """A manifest of format 2, in which ``state`` has the recipe and the normalization, as one of format 3."""
+    """Converts a manifest of format 2, whose ``state`` has the recipe and the normalization, to format 3."""
     state = build(dict[str, Any], tree["state"], "state")
     moved = {"recipe": state.pop("recipe", {}), "normalization": state.pop("normalization", None)}
     return {**tree, **moved, "needs": {}, "state": state, "format": FORMAT}
@@ -174,7 +174,7 @@ def check_facts(parts: Parts) -> None:
     """Checks the facts of all parts of a checkpoint, or of a segment of a log.
 
     Raises:
-        ValueError: no dense part, a name that leads elsewhere, or a fact that is missing, unknown or out of range.
+        ValueError: there is no dense part; or a name leads elsewhere; or a fact is missing, unknown or out of range.
     """
     if DENSE not in parts:
         raise ValueError(f"it lists no {DENSE}")
@@ -186,12 +186,12 @@ def check_facts(parts: Parts) -> None:
 
 
 def name_of(step: int) -> str:
-    """``step-00012000``."""
+    """Returns the name of a step, for example ``step-00012000``."""
     return f"step-{step:08d}"
 
 
 def check_parts(parts: Parts, checkpoint: Storage) -> None:
-    """Refuses a checkpoint in which a part is missing or of another size.
+    """Refuses a checkpoint with a part that is missing or has another size.
 
     Raises:
         CheckpointError: names the part.
@@ -206,12 +206,12 @@ def check_parts(parts: Parts, checkpoint: Storage) -> None:
 
 
 def part_name(group: str, number: int) -> str:
-    """``tables/<group>/shard-0000.safetensors``."""
+    """Returns the name of a part: ``tables/<group>/shard-0000.safetensors``."""
     return f"tables/{group}/shard-{number:04d}.safetensors"
 
 
 def rows_of(parts: Parts) -> dict[str, int]:
-    """Rows of each table, all shards together."""
+    """Returns the number of rows of each table, over all shards."""
     rows: defaultdict[str, int] = defaultdict(int)
     for facts in parts.values():
         for table, count in facts.get("tables", {}).items():
@@ -220,7 +220,7 @@ def rows_of(parts: Parts) -> dict[str, int]:
 
 
 def check_coverage(parts: Parts, where: str) -> None:
-    """Refuses parts that lack a shard of a table, or hold one twice.
+    """Refuses parts that lack a shard of a table, or hold a shard twice.
 
     Args:
         where: the checkpoint, for errors.
@@ -228,7 +228,7 @@ def check_coverage(parts: Parts, where: str) -> None:
     Raises:
         CheckpointError: names the part, or the table and shard.
     """
-    holders: defaultdict[str, dict[int, str]] = defaultdict(dict)  # of each table, by shard: the part
+    holders: defaultdict[str, dict[int, str]] = defaultdict(dict)  # table → shard → part
     for name, facts in parts.items():
         for table in facts.get("tables", {}):
             held, shard = holders[table], facts["shard"]
@@ -255,10 +255,10 @@ def check_coverage(parts: Parts, where: str) -> None:
 
 
 def parts_for(parts: Parts, tables: Sequence[str], shard: int, num_shards: int) -> list[str]:
-    """The names of those that a shard of some tables is restored from, in order.
+    """Returns the names of the parts from which a shard of some tables is restored, in order.
 
-    All shards of the tables; its own alone, where the same tables, in the same order, were in as many shards as
-    now: a key's shard depends on its table's number in the group.
+    These are usually the parts of all shards of the tables. Only the shard's own part is needed if the same tables, in
+    the same order, had the same number of shards. A key's shard depends on its table's number in the group.
     """
     names = [name for name in sorted(parts) if not parts[name].get("tables", {}).keys().isdisjoint(tables)]
     if all(

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint, as a process with shards writes and loads them: where they lie, and their facts."""
+"""Parts of a checkpoint, as a process with shards writes and loads them: their place and their facts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from girih.store.snapshot.tensorfile import TensorHeader, damaged
 
 
 class SparseSave(Protocol):
-    """Rows as they were when a write began; written once, by any thread."""
+    """Rows of the moment when a write began. Any thread may write them, once."""
 
     def write(self) -> Parts:
-        """Writes the parts that this process answers for; returns their facts by name."""
+        """Writes this process's parts. Returns their facts by name."""
 
     def close(self) -> None:
         """Ends the write, done or not."""
@@ -39,11 +39,11 @@ class PartReader:
     """The parts of a checkpoint that hold rows.
 
     Attributes:
-        storage: the checkpoint. parts: their facts, as the manifest has them.
-        optimizer_state: whether it is taken with the rows; else the optimizer begins anew.
-        begins: whether a new run begins with the rows, as far as they fit; else all of them have to.
-        newest: table → second of its newest use, where training goes on with the rows: whoever loads them refuses those that would all
-            expire.
+        storage: the checkpoint. parts: their facts, from the manifest.
+        optimizer_state: True loads it with the rows; False starts the optimizer from zero.
+        begins: True if a new run begins with the rows that fit; False if all rows must fit.
+        newest: table → second of its newest use, if training continues with the rows: a load refuses rows that would
+            all expire.
     """
 
     storage: Storage
@@ -53,10 +53,10 @@ class PartReader:
     newest: Mapping[str, int] = field(default_factory=dict)
 
     def newest_uses(self) -> dict[str, int]:
-        """The second of the newest use of each table that counts seconds, as rows count it; reads two columns of their parts.
+        """Returns the newest use, in seconds, of each table that counts seconds. Reads two columns of their parts.
 
         Raises:
-            CheckpointError: damaged. MissingFileError: a part is gone.
+            CheckpointError: a part is damaged. MissingFileError: a part is gone.
         """
         newest: dict[str, int] = {}
         for name in self.parts:
@@ -66,10 +66,10 @@ class PartReader:
         return newest
 
     def open(self, name: str) -> SnapshotFile:
-        """A part, its form checked; its content when it is read.
+        """Opens a part after checking its form. Its content is checked when it is read.
 
         Raises:
-            CheckpointError: damaged, or other than the manifest says. MissingFileError: it is gone.
+            CheckpointError: the part is damaged, or differs from the manifest. MissingFileError: it is gone.
         """
         facts = self.parts[name]
         with self.storage.fetch(name) as file:
@@ -84,21 +84,21 @@ class PartReader:
             ("num_rows", snapshot.num_rows, sum(facts["tables"].values())),
         ):
             if actual != expected:
-                raise damaged(snapshot.where, f"{fact} is {actual!r}, the manifest says {expected!r}")
+                raise damaged(snapshot.where, f"{fact} is {actual!r}, but the manifest says {expected!r}")
         return snapshot
 
     def header(self, name: str) -> TensorHeader:
-        """Reads the header, in which a part describes itself, without the rest.
+        """Reads a part's header, in which it describes itself, without the rest.
 
         Raises:
-            CheckpointError: damaged. MissingFileError: it is gone.
+            CheckpointError: the part is damaged. MissingFileError: it is gone.
         """
         where = f"{self.storage}/{name}"
         length = TensorHeader.length(self.storage.read(name, 0, 8), self.parts[name]["bytes"], where)
         return TensorHeader(self.storage.read(name, 8, 8 + length), where)
 
     def to_dict(self) -> ReaderFields:
-        """For another process, which may be on another machine."""
+        """Returns plain values for another process, which may be on another machine."""
         return {
             "url": self.storage.absolute().url,
             "parts": dict(self.parts),
@@ -109,7 +109,7 @@ class PartReader:
 
     @classmethod
     def from_dict(cls, tree: ReaderFields) -> PartReader:
-        """The inverse of :meth:`to_dict`."""
+        """Reverses :meth:`to_dict`."""
         return cls(
             Storage(tree["url"]), tree["parts"], tree["optimizer_state"], tree["begins"], tree["newest"]
         )

@@ -1,4 +1,4 @@
-"""A checkpoint without the rows that were seen seldom, or not for long: written anew, file by file.
+"""A checkpoint without rows that are rare or old: rewritten file by file.
 
 Shapes: n rows of a file, K rows of a chunk.
 """
@@ -25,12 +25,13 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class PruneRule:
-    """Which rows stay.
+    """The rule that decides which rows stay.
 
     Attributes:
-        tables: those from which rows leave; others stay whole.
-        min_count: a row stays that training has seen so often; None asks not.
-        max_age: a row stays that was used so many steps ago at most, or seconds in tables whose TTL is in seconds; None asks not.
+        tables: tables from which rows are removed; other tables stay whole.
+        min_count: a row stays if training saw it at least this often; None disables the test.
+        max_age: a row stays if its last use is at most this many steps ago, or seconds in tables whose TTL is in
+            seconds; None disables the test.
     """
 
     tables: Collection[str]
@@ -39,10 +40,10 @@ class PruneRule:
 
 
 def prune(place: Storage, root: Storage, rule: PruneRule) -> tuple[Storage, Manifest]:
-    """Writes ``root/step-…``, the checkpoint ``place`` without the rows that the rule has leave.
+    """Writes ``root/step-…``: the checkpoint ``place`` without the rows that the rule removes.
 
-    Its files have the same shards and tables. Rows lose their places in the lists by which tables evict, which are ordered by last
-    use when they are loaded.
+    Its files have the same shards and tables. Rows lose their places in the eviction lists. A load rebuilds these lists
+    in the order of last use.
 
     Returns:
         The new checkpoint, and its manifest.
@@ -70,7 +71,7 @@ def prune(place: Storage, root: Storage, rule: PruneRule) -> tuple[Storage, Mani
         parts[DENSE] = {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}
         parts = {name: parts[name] for name in manifest.parts}
         pruned = replace(manifest, parts=parts, rows=rows_of({n: f for n, f in parts.items() if n != DENSE}))
-        if manifest.run.best_step not in (None, manifest.step):  # which is not there
+        if manifest.run.best_step not in (None, manifest.step):  # the best checkpoint is not there
             run = manifest.state["run"] | {"best_step": None, "best_value": None}
             pruned = replace(pruned, state={**manifest.state, "run": run})
         pruned.write(draft)
@@ -83,10 +84,10 @@ def prune(place: Storage, root: Storage, rule: PruneRule) -> tuple[Storage, Mani
 
 
 class _Kept:
-    """The rows of a file that stay, as :func:`girih.store.write_rows` takes them.
+    """The rows of a file that stay, in the form for :func:`girih.store.write_rows`.
 
     Attributes:
-        rows: how many of each table.
+        rows: number of rows of each table.
     """
 
     def __init__(self, file: SnapshotFile, rule: PruneRule, newest: Mapping[str, int]) -> None:
@@ -103,17 +104,17 @@ class _Kept:
         self._columns = columns_of(self.description)
 
     def tensors(self) -> list[StoredTensor]:
-        """All columns and Bloom filters."""
+        """Returns all columns and Bloom filters."""
         return [*(column.tensor(self.num_rows) for column in self._columns), *self._file.bloom_tensors()]
 
     def chunks(self) -> Iterator[Chunk]:
-        """The columns of some rows at a time."""
+        """Yields the columns of rows in chunks."""
         for chunk in self._file.chunks():
             stays = self._stays(chunk)
             yield {column.name: chunk[column.name][stays] for column in self._columns}
 
     def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """(table's name, its Bloom cells)."""
+        """Yields (table's name, its Bloom cells)."""
         for table in self.rows:
             cells = self._file.bloom(table)
             if cells is not None:
@@ -130,7 +131,7 @@ class _Kept:
 
 
 def _newest(reader: PartReader, rule: PruneRule) -> dict[str, int]:
-    """The moment from which each table's age counts: the last step, or the last use of any row where it counts seconds."""
+    """Returns the moment from which each table's age counts: its last step, or the last use of any row, in seconds."""
     newest: dict[str, int] = {}
     for name in reader.parts if rule.max_age is not None else ():
         description = reader.open(name).description

@@ -1,7 +1,7 @@
-"""Writing a checkpoint: all of it or nothing.
+"""Writes a checkpoint: all of it or nothing.
 
-Every process that holds shards writes its own parts and reports them. Rank 0 checks that they cover all tables, and writes the
-manifest last. Threads do this while training goes on. Segments of a log are written the same way.
+Every process that holds shards writes its parts and reports them. Rank 0 checks that they cover all tables, and writes
+the manifest last. Threads do this while training goes on. Segments of a log are written the same way.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def split(tree: object, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`split`; tuples come back as lists."""
+    """Reverses :func:`split`. Tuples come back as lists."""
     if isinstance(tree, Mapping):
         if TENSOR in tree:
             return tensors[tree[TENSOR]]
@@ -81,7 +81,7 @@ def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def tensors_in(content: bytes, where: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name.
+    """Returns the tensors of a safetensors file by name.
 
     Raises:
         CheckpointError: see :func:`~girih.store.snapshot.tensorfile.check_tensors`.
@@ -92,10 +92,10 @@ def tensors_in(content: bytes, where: str) -> dict[str, Tensor]:
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuses tensors that would be converted without a word.
+    """Refuses tensors that torch would convert silently.
 
     Raises:
-        ValueError: another dtype than that of the expected tensor of the same name.
+        ValueError: a tensor has another dtype than the expected tensor of the same name.
     """
     for name, tensor in expected.items():
         if name in tensors and tensors[name].dtype != tensor.dtype:
@@ -105,7 +105,7 @@ def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
 def describe_model(
     model: nn.Module, schema: Schema, options: TrainOptions, normalization: NormalizationStats | None
 ) -> ModelDescription:
-    """The description of a module that is trained with some options."""
+    """Returns the description of a module and its training options."""
     recipe: dict[str, object] = {
         "model": description_of(model),
         "train": {name: getattr(options, name) for name in KEPT},
@@ -126,19 +126,19 @@ _MOST_PAUSE_S = 0.02
 
 
 class SavedRows(Protocol):
-    """Interface of a sparse half to checkpoints; all trainers are asked together."""
+    """Interface of a sparse half to checkpoints. All trainers call it together."""
 
     def begin_save(self, writer: Storage) -> SparseSave:
         """Begins a consistent image of all rows, written as parts of a checkpoint while training goes on."""
 
     def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those saved, whatever the number of shards then and now.
+        """Replaces all rows with the saved rows, for any number of shards then and now.
 
         Args:
-            step: updates that were applied when they were saved.
+            step: number of updates at the save.
 
         Raises:
-            CheckpointError: damaged, or of another layout; names the part.
+            CheckpointError: rows are damaged, or of another layout; names the part.
         """
 
 
@@ -151,25 +151,25 @@ class DenseState(TypedDict):
 
 
 class SavedParameters(Protocol):
-    """Interface of a dense half to checkpoints; all trainers are asked together."""
+    """Interface of a dense half to checkpoints. All trainers call it together."""
 
     def state(self) -> DenseState:
-        """Parameters and optimizer state."""
+        """Returns parameters and optimizer state."""
 
     def restore(self, state: DenseState) -> None:
-        """The inverse of :meth:`state`."""
+        """Reverses :meth:`state`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """State that a checkpoint keeps, taken between two steps.
+    """The state that a checkpoint keeps, taken between two steps.
 
     Attributes:
         step: batches seen.
         state: plain values and tensors: everything that is neither row nor parameter nor in the model's description.
         sparse, dense: the halves, which hold the rest.
-        plan: what the run was built from.
-        random: of each trainer, by rank, the state of its random generators; only rank 0's is kept.
+        plan: the plan of the run.
+        random: the state of each trainer's random generators, by rank; only rank 0's is kept.
     """
 
     step: int
@@ -182,9 +182,9 @@ class Content:
 
 
 class CollectiveWrite:
-    """The write of a checkpoint or a segment: each trainer writes its parts, rank 0 the dense part.
+    """The write of a checkpoint or a segment: each trainer writes its parts, and rank 0 the dense part.
 
-    Trainers report their parts to rank 0 by the store at which they met, so any thread may write.
+    Trainers report their parts to rank 0 through the registry, so any thread may write.
     """
 
     def __init__(
@@ -197,13 +197,13 @@ class CollectiveWrite:
     def write(
         self, place: Storage, rows: SparseSave, tensors: Mapping[str, Tensor], advice: str
     ) -> dict[str, PartFacts] | None:
-        """Writes rows and tensors; returns the facts of all parts on rank 0, which has yet to write the manifest.
+        """Writes rows and tensors. Returns the facts of all parts on rank 0, which must then write the manifest.
 
         Args:
             advice: ends the error for a tensor with NaN.
 
         Raises:
-            StorageFullError: the disk of some trainer is full. CheckpointError: parts are missing, or there twice.
+            StorageFullError: the disk of a trainer is full. CheckpointError: parts are missing, or occur twice.
             RoleError: a process of the run is gone.
         """
         try:
@@ -240,7 +240,7 @@ class CollectiveWrite:
         """Waits for the parts that another trainer wrote.
 
         Raises:
-            StorageFullError, GirihError: it could not. RoleError: a process of the run is gone.
+            StorageFullError, GirihError: that trainer failed. RoleError: a process of the run is gone.
         """
         key, until, pause = f"write/{self._number}/{rank}", time.monotonic() + PATIENCE_S, 0.001
         while (text := self._ranks.take(key)) is None:
@@ -257,12 +257,12 @@ class CollectiveWrite:
 
 
 class Save:
-    """A checkpoint of one moment; begun by all trainers between two steps, each writes it while training goes on.
+    """A checkpoint of one moment. All trainers begin it between two steps, and write it while training goes on.
 
-    Parameters, data position and counters are copied here; rows are kept by the sparse half.
+    Parameters, data position and counters are copied here. The sparse half keeps the rows.
 
     Args:
-        root: the checkpoint becomes ``root/step-…``; rank 0's counts.
+        root: the checkpoint becomes ``root/step-…``; only rank 0's is used.
 
     Raises:
         StorageFullError: the disk is full; nothing is left behind.
@@ -280,12 +280,12 @@ class Save:
                     root.remove(self._draft.name, first=NAME)
                     self._draft.make()
                 self._draft = Storage(self._ranks.broadcast(self._draft.absolute().url))
-            self._rows = content.sparse.begin_save(self._draft)  # a disk that is full here is that of a tier
+            self._rows = content.sparse.begin_save(self._draft)  # here a full disk is that of a tier
 
     def write(self) -> Storage:
-        """Writes ``root/step-…``, which is a checkpoint from the moment when all of it is there; returns it.
+        """Writes ``root/step-…``, which becomes a checkpoint when it is complete; returns it.
 
-        What has that name already is replaced.
+        A checkpoint of the same name is replaced.
 
         Raises:
             StorageFullError: the disk is full; nothing is left behind.
@@ -311,18 +311,18 @@ class Save:
 
     @contextlib.contextmanager
     def _removing(self) -> Iterator[None]:
-        """Removes what is half-written where writing fails."""
+        """Removes half-written files after an error."""
         try:
             yield
         except Exception:
             if self._ranks.first:
-                with contextlib.suppress(Exception):  # the first error is the one to tell
+                with contextlib.suppress(Exception):  # report the first error, not this one
                     self._root.remove(self._draft.name, first=NAME)
             raise
 
 
 def save_manifest(root: Storage, content: Content, ranks: TrainerGroup | None = None) -> Storage:
-    """Replaces only the manifest of ``root/step-…``: it is there, and no row or parameter moved since.
+    """Replaces only the manifest of ``root/step-…``. The checkpoint must exist with the current rows and parameters.
 
     Raises:
         StorageFullError: the disk is full; the old manifest stays.
@@ -338,7 +338,7 @@ def save_manifest(root: Storage, content: Content, ranks: TrainerGroup | None = 
 
 
 def _begin(content: Content, ranks: TrainerGroup) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The manifest's fields but for the parts, and copies of the tensors of the dense half, ``state`` and ``random``."""
+    """Returns the manifest's fields except the parts, and copies of the tensors that they name."""
     whole = {"dense": content.dense.state(), "state": content.state, "random": list(content.random)}
     fields, tensors = split(whole if ranks.first else dict.fromkeys(whole))
     fields |= {"step": content.step, "plan": content.plan, **vars(content.model)}

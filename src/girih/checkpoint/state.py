@@ -18,13 +18,13 @@ class RunState:
     """Counters of a run, as a checkpoint holds them.
 
     Attributes:
-        step: batches seen, refused ones included.
+        step: batches seen, including refused ones.
         examples: examples seen.
-        repeated_examples: those that were trained on, forgotten in a crash, and trained on again.
-        epoch: epochs done; the one under way has this number.
-        position: where the data goes on in the epoch under way; None at its start.
+        repeated_examples: examples whose training was lost in a crash, and repeated.
+        epoch: epochs done, which is the number of the current epoch.
+        position: the position in the current epoch; None at its start.
         refused: steps refused for a NaN or an infinity.
-        evaluated_step: the last step after which the validation data was judged.
+        evaluated_step: the last step after which the validation data was evaluated.
         saved_step: the last step after which a checkpoint was due, and made.
         best_step, best_value: the best evaluation so far, under early stopping.
         bad_evaluations: evaluations since then that were no better.
@@ -50,19 +50,19 @@ class RunState:
 
     @property
     def num_updates(self) -> int:
-        """Steps that moved something."""
+        """The number of steps that were not refused."""
         return self.step - self.refused
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values."""
+        """Returns plain values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, object]) -> RunState:
-        """The inverse of :meth:`to_dict`.
+        """Reverses :meth:`to_dict`.
 
         Raises:
-            ConfigError: an unknown key, or a value that none can have.
+            ConfigError: an unknown key, or an impossible value.
         """
         state: RunState = config.build(cls, mapping, "state.run")
         return state

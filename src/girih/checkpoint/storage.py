@@ -1,8 +1,8 @@
-"""Storage of checkpoints: a directory of this machine or any other fsspec address, by the same code.
+"""Storage of checkpoints: a local directory or any other fsspec address, with the same code.
 
-No step depends on a rename. Where there are directories (on this machine), a finished one is moved to its name, so
-that the name alone tells; in an object store a checkpoint is written where it stays. Either way it is valid when its
-manifest is there and checks.
+No step depends on a rename. In a local directory, a finished checkpoint is moved to its final name, so that the name
+alone proves it complete. In an object store a checkpoint is written in place. Either way it is valid if its manifest
+exists and its checks pass.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from girih.files.whole import sync
 from girih.store import DiskFile, Sink
 
 PART_BYTES = 16 << 20
-_MOST_PARTS = 10_000  # of S3, which takes no part below 5 MiB but the last
+_MOST_PARTS = 10_000  # the limit of S3, which takes no part below 5 MiB except the last
 _AT_ONCE = 4
 
 Reaching = Callable[[], AbstractContextManager[object]]
 
 
 class PartsUpload:
-    """A :class:`girih.store.Sink` for an object; there, whole, once it is finished.
+    """A :class:`girih.store.Sink` for an object, which appears whole when it is finished.
 
     Args:
-        files: s3fs's file system. path: of the object in it.
-        reaching: a context in which errors of the store become errors of a line.
+        files: s3fs's file system. path: the object in it.
+        reaching: a context that turns errors of the store into one-line errors.
         part_bytes: size of a part, unless the object would have too many.
     """
 
@@ -52,7 +52,7 @@ class PartsUpload:
         self._files, self._reaching, self._part_bytes = files, reaching, part_bytes
         bucket, key, _ = files.split_path(path)
         self._object = {"Bucket": bucket, "Key": key}
-        self._parts: dict[int, tuple[bytearray, int]] = {}  # number from 0 → its bytes, and how many lack
+        self._parts: dict[int, tuple[bytearray, int]] = {}  # number from 0 → bytes, number of missing ones
         self._sent: dict[int, Future[str]] = {}
         self._pool = ThreadPoolExecutor(_AT_ONCE, "girih-upload")
         self._room = Semaphore(2 * _AT_ONCE)
@@ -88,16 +88,16 @@ class PartsUpload:
         self._upload = None
 
     def abandon(self) -> None:
-        """See :class:`girih.store.Sink`; the parts that were sent are removed."""
+        """See :class:`girih.store.Sink`. Removes the parts that were sent."""
         self._pool.shutdown(cancel_futures=True)
         self._parts.clear()
         upload, self._upload = self._upload, None
         if upload is not None:
-            with suppress(GirihError):  # what went wrong before is raised
+            with suppress(GirihError):  # the earlier error is raised
                 self._call("abort_multipart_upload", UploadId=upload)
 
     def _send(self, number: int, part: bytearray) -> None:
-        """Sends a part that is full, once there is room; raises what earlier ones met."""
+        """Sends a full part when there is room. Raises the errors of earlier parts."""
         for sent in self._sent.values():
             if sent.done():
                 sent.result()
@@ -126,20 +126,20 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 
 @dataclass(frozen=True)
 class Storage:
-    """A directory, or the keys of an object store that begin alike.
+    """A directory, or the keys of an object store with one prefix.
 
     Attributes:
         url: a path, or an fsspec address such as ``s3://bucket/run``.
 
     Raises:
-        ConfigError: an address that no installed file system answers to.
+        ConfigError: no installed file system supports the address.
     """
 
     url: str
 
     @classmethod
     def at(cls, address: Storage | str | os.PathLike[str]) -> Storage:
-        """The storage at a path or address."""
+        """Returns the storage at a path or address."""
         if isinstance(address, Storage):
             return address
         text = os.fspath(address).removeprefix("file://")
@@ -158,46 +158,46 @@ class Storage:
 
     @property
     def parent(self) -> Storage:
-        """The storage that this lies in."""
+        """The storage that contains this one."""
         return Storage(self.url.rpartition("/")[0] or ("/" if self.url.startswith("/") else "."))
 
     @property
     def local(self) -> Path | None:
-        """The directory, where it is one of this machine."""
+        """The directory, if it is local; else None."""
         return None if _ADDRESS.match(self.url) else Path(self.url)
 
     def absolute(self) -> Storage:
-        """The same for a process with another current directory."""
+        """Returns the same storage for a process with another current directory."""
         return self if self.local is None else Storage(os.path.abspath(self.url))
 
     @property
     def scratch(self) -> Path:
-        """A directory of this machine for files without a name, beside what is written if it can be."""
+        """A local directory for files without a name, next to the written files if possible."""
         local = self.local
         return local if local is not None and local.is_dir() else Path(tempfile.gettempdir())
 
     # Reading.
 
     def exists(self, name: str | None = None) -> bool:
-        """Whether there is a file of that name, or anything here at all."""
+        """Returns whether a file of that name exists; without a name, whether the storage exists."""
         with self._reaching(name) as (files, path):
             return bool(files.exists(path))
 
     def names(self) -> list[str]:
-        """Names of the files and directories that lie directly below."""
+        """Returns the names of the files and directories directly below."""
         with self._reaching() as (files, path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             listed = files.ls(path, detail=False)
             return sorted({name for entry in listed if (name := entry.rstrip("/").rpartition("/")[2])})
         return []
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every file below, by its name relative to this."""
+        """Returns the size in bytes of every file below, by relative name."""
         with self._reaching() as (files, path):
             facts_of = files.find(path, detail=True)
             return {os.path.relpath(file, path): int(facts["size"]) for file, facts in facts_of.items()}
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """A small file whole, or a range of bytes of a large one.
+        """Returns a small file, or a range of bytes of a large file.
 
         Raises:
             MissingFileError: there is none. CheckpointError: it cannot be read.
@@ -211,10 +211,11 @@ class Storage:
 
     @contextlib.contextmanager
     def fetch(self, name: str) -> Iterator[IO[bytes]]:
-        """A file that can be mapped into memory; one from elsewhere is copied to a temporary file without a name.
+        """Opens a file that can be mapped into memory. A remote file is copied to a temporary file without a name.
 
         Raises:
-            MissingFileError: there is none. CheckpointError: not a regular file, or a link that leads out of the directory.
+            MissingFileError: there is none. CheckpointError: not a regular file, or a link that leads out of the
+                directory.
         """
         if (local := self.local) is not None:
             with open_file(local / name, local) as file:
@@ -231,16 +232,16 @@ class Storage:
     # Writing.
 
     def make(self) -> None:
-        """Makes the directory, where there are directories."""
+        """Makes the directory, if the storage has directories."""
         if (local := self.local) is not None:
             local.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Sink]:
-        """A new file, there under its name once it is finished; where writing fails, none is left.
+        """Creates a file, which gets its name when it is finished. After an error, no file is left.
 
-        One for S3 is sent in parts as they fill. One for another store is a temporary file without a name until it is
-        whole, then sent from front to back.
+        A file for S3 is sent in parts as they fill. A file for another store is a temporary file without a name until
+        it is complete, and is then sent.
         """
         if (local := self.local) is not None:
             with _new_file(local / name) as file:
@@ -263,7 +264,7 @@ class Storage:
                 shutil.copyfileobj(file, sent, _PIECE)
 
     def replace(self, name: str, content: bytes) -> None:
-        """Writes a file whole or not at all; the one before stays until then."""
+        """Writes a file whole or not at all. Until then the one before stays."""
         if (local := self.local) is None:
             with self._reaching(name) as (files, path):
                 files.pipe_file(path, content)
@@ -273,11 +274,11 @@ class Storage:
         os.replace(local / f"{name}.new", local / name)
 
     def draft(self, name: str) -> Storage:
-        """The place to write what will be called ``name``."""
+        """Returns the place for writing a checkpoint that will be called ``name``."""
         return self / (f"{WRITING}{os.getpid()}" if self.local is not None else name)
 
     def publish(self, draft: Storage, name: str) -> None:
-        """Gives a draft, complete and on disk, its name."""
+        """Gives a complete draft, which is on disk, its final name."""
         old, root = draft.local, self.local
         if old is None or root is None:
             return
@@ -287,7 +288,7 @@ class Storage:
         sync(root)
 
     def remove(self, name: str, first: str) -> None:
-        """Removes what has a name, if any: its name or the file ``first`` goes first, so that nobody trusts the rest."""
+        """Removes a file or directory. Its name or the file ``first`` goes first, so nobody trusts the rest."""
         doomed = self / name
         if (local := doomed.local) is not None:
             if not local.exists():
@@ -306,7 +307,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _reaching(self, name: str | None = None) -> Iterator[tuple[AbstractFileSystem, str]]:
-        """The file system and the path in it; what goes wrong there is told in a line."""
+        """Yields the file system and the path in it. Turns errors into one-line errors."""
         url = self.url if name is None else f"{self.url}/{name}"
         try:
             if self.local is not None:
@@ -323,14 +324,12 @@ class Storage:
         except GirihError:
             raise
         except Exception as error:  # each file system has other errors
-            raise CheckpointError(
-                f"{url}: {_line(error)}; is it there, and may this user go there?"
-            ) from error
+            raise CheckpointError(f"{url}: {_line(error)}; check the address and the permissions") from error
 
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is on disk at the end, or removed."""
+    """Opens a file that is on disk at the end, or removed after an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:

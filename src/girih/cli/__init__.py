@@ -25,14 +25,14 @@ UNUSABLE = (
 
 
 COMMANDS = {
-    "bench": "Measure this machine, with peers beside us.",
+    "bench": "Measure this machine, and compare girih with its peers.",
     "calibrate": "Measure this machine's links, codecs and the work of steps.",
     "check": "Check a config against its data, and estimate rows and memory.",
     "compare": "Show runs side by side: options that differ, and metrics.",
     "compile": "Compile kernels in advance, for container images.",
-    "demo": "Train on a generated click log, and show AUC beside the best possible one.",
+    "demo": "Train on a generated click log, and compare AUC with the best possible one.",
     "evaluate": "Evaluate a run's final weights.",
-    "export": "Write a run's final model to a directory that servers need alone.",
+    "export": "Write a run's final model to a self-contained directory for servers.",
     "export-embeddings": "Write the rows of a table to Parquet: id, embedding, count.",
     "info": "Show the machine, the versions, and what runs on its GPUs.",
     "init": "Print a config for some data, guessed from a sample.",
@@ -42,24 +42,24 @@ COMMANDS = {
     "prune": "Write a run without the rows seen seldom, or long ago.",
     "published": "Show what a run published, and have servers go back to a version.",
     "report": "Draw a self-contained page per run, and one of several.",
-    "scale": "Add processes to a run that is on, or remove some.",
+    "scale": "Add processes to an active run, or remove some.",
     "serve": "Answer requests for predictions by HTTP: Open Inference Protocol v2.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
 }
-"""``girih --help`` says this of each, and imports none of them."""
+"""The list of ``girih --help``, which imports no command."""
 MODULES = {
     **dict.fromkeys(("compare", "report", "scale", "status"), "runs"),
     **dict.fromkeys(("evaluate", "export", "export-embeddings", "predict", "prune"), "final_model"),
 }
-"""The module of each command that shares one; others have one of their name."""
+"""The module of each command that shares a module. Other commands have a module with their name."""
 LINE_WIDTH = 100
-"""The width of the list of commands, which has a line for each in a terminal of any width."""
+"""The width of the list of commands, so that each command has one line in any terminal."""
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Has no garbage collected while modules are imported: each collection looks through all that is there already."""
+    """Disables garbage collection during imports, because each collection would search all existing objects."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -70,16 +70,16 @@ def uncollected() -> Iterator[None]:
 
 
 class LazyGroup(click.Group):
-    """Imports a command when it is named: most of them import torch."""
+    """Imports a command only when it is named, because most commands import torch."""
 
     command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands."""
+        """Returns all commands."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One command, which registers itself as it is imported."""
+        """Returns one command, which registers itself when it is imported."""
         if cmd_name in COMMANDS:
             with uncollected():
                 importlib.import_module(f"girih.cli.{MODULES.get(cmd_name, cmd_name)}")
@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """See :class:`click.Group`; a command that there is not is told with the nearest one."""
+        """See :class:`click.Group`. The error for an unknown command suggests the nearest one."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"No such command {args[0]!r}{nearest(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
@@ -109,7 +109,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits with its status: 130 where a signal ends it. The process is girih's own."""
+    """Runs one command and exits with its status, 130 after a signal. The process belongs to girih."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     process_settings.defer_dynamo()
@@ -117,15 +117,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = run(arguments, own_process=True)
     except KeyboardInterrupt:
         status = 130
-    gc.freeze()  # what is left goes with the process: no collection has to look through all that was imported
+    gc.freeze()  # the exit needs no collection, which would search all imported objects
     sys.exit(status)
 
 
 def run(arguments: Sequence[str] | None = None, *, own_process: bool = False) -> int:
-    """Runs one command and returns its status; a mistake is one line on standard error.
+    """Runs one command and returns its status. A mistake prints one line on standard error.
 
     Args:
-        own_process: whether the process was started for this command alone, which may then change its settings.
+        own_process: True if the process runs only this command, which may then change its settings.
     """
     try:
         status = cli.main(arguments, prog_name="girih", standalone_mode=False, obj=own_process)

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[NAME] [OPTIONS]...")
 def bench(words: tuple[str, ...]) -> int:
-    """Measure this machine, with peers beside us. Without NAME: list the benchmarks.
+    """Measure this machine, and compare girih with its peers. Without NAME: list the benchmarks.
 
     Options are the benchmark's own: girih bench NAME --help.
     """
@@ -30,7 +30,7 @@ def bench(words: tuple[str, ...]) -> int:
         name, *options = words
         if name not in names:
             raise ConfigError(f"bench: unknown benchmark {name!r}{nearest(name, names)}")
-        # A new process image: nothing has set up threads or memory yet, and signals and status are the benchmark's own.
+        # A new process image has no threads or memory set up, and lets the benchmark handle signals and status.
         os.execv(sys.executable, [sys.executable, str(FOLDER / f"{name}.py"), *options])
     click.echo("girih bench NAME [OPTIONS]; girih bench NAME --help lists the options of one")
     for name, line in names.items():

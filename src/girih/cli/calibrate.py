@@ -1,4 +1,4 @@
-"""``girih calibrate``: as many trainers as are asked for, or the launcher of them, which imports no torch."""
+"""``girih calibrate``: one of its trainers, or their launcher, which imports no torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def calibrate(typed: list[str], trainers: int, out: Path, probe: tuple[str, Path
 
 
 def _launch(typed: list[str], trainers: int, out: Path) -> int:
-    """Has trainers measure the parts of steps, then runs every way to train for a moment; writes and shows what was found."""
+    """Starts trainers that measure the parts of steps, then short runs of each strategy.
+
+    Writes and shows the calibration.
+    """
     from girih.cli.show import calibration_tables
     from girih.files.whole import write_whole
     from girih.planner.calibration import Calibration, Overhead
@@ -65,7 +68,7 @@ def _launch(typed: list[str], trainers: int, out: Path) -> int:
             return status
         counts: dict[str, dict[str, int]] = json.loads((folder / PROBES).read_text())
         overheads: dict[str, Overhead] = {}
-        ways = counts if sys.platform == "linux" else ()  # whose kernel tells the time of other processes
+        ways = counts if sys.platform == "linux" else ()  # only Linux reports the CPU time of other processes
         for way in ways:
             click.echo(f"a short run: {way}", err=True)
             seen = folder / "seen.json"
@@ -79,20 +82,20 @@ def _launch(typed: list[str], trainers: int, out: Path) -> int:
     calibration_tables(calibration)
     if trainers > calibration.cores:
         click.echo(
-            f"{trainers} trainers shared {calibration.cores} cores: times include waiting for a core, which trainers with cores of"
-            " their own do not"
+            f"{trainers} trainers shared {calibration.cores} cores: times include waiting for a core, which trainers with their own"
+            " cores do not"
         )
     click.echo(f"{out}; next: girih plan CONFIG.toml --calibration {out}, or girih train with the same")
     return 0
 
 
 def _run(words: Sequence[str], counts: Mapping[str, int]) -> int:
-    """Runs processes to their end; one that is killed has nothing to go on from."""
+    """Runs processes to their end. A killed process is not restarted, because it has no checkpoint."""
     return launch(Launch(command=words, again=words, counts=counts, options=ClusterOptions(max_restarts=0)))
 
 
 def _observe(trainers: int, way: str, folder: Path) -> None:
-    """One trainer's part of a short run; the first one's writes what was observed."""
+    """Does one trainer's part of a short run. The first trainer writes the observations."""
     from girih.app.machine import observe, ways
     from girih.cluster.cluster import Cluster
     from girih.files.whole import write_whole
@@ -107,7 +110,10 @@ def _observe(trainers: int, way: str, folder: Path) -> None:
 
 
 def _measure(trainers: int, out: Path) -> None:
-    """One trainer's part in measuring links, codecs and work; the first one's writes what was found, and which runs are to follow."""
+    """Does one trainer's part of measuring links, codecs and work.
+
+    The first trainer writes the measurements, and the short runs that follow.
+    """
     from girih.app.machine import measure_codecs, measure_links, measure_work, ways, write_data
     from girih.cli.info import processor
     from girih.cluster.cluster import Cluster

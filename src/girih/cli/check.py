@@ -1,4 +1,4 @@
-"""``girih check``: everything that ``girih train`` does before its first step, and what it would take."""
+"""``girih check``: does everything that ``girih train`` does before its first step, and estimates rows and memory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _labels(batch: Batch, data: Dataset) -> str:
     shown = []
     for values, name, loss in zip(_counted(batch), labels.names, labels.losses, strict=True):
         if not len(values):
-            shown.append(f"{name} counts for none")
+            shown.append(f"{name} counts for no example")
         else:
             mean = float(values.mean())
             shown.append(
@@ -104,7 +104,7 @@ def _labels(batch: Batch, data: Dataset) -> str:
 
 
 def _counted(batch: Batch) -> list[NDArray[np.float32]]:
-    """The values of each label, where it counts."""
+    """Returns the values of each label that count."""
     if batch.label_weights is None:
         return list(batch.labels.T)
     return [
@@ -122,7 +122,7 @@ def _constant_labels(split: str, batch: Batch, data: Dataset) -> list[str]:
 
 @dataclass(slots=True)
 class _Seen:
-    """Ids of a feature: their number, that of missing ones, and up to two of them."""
+    """The ids of a feature: their number, the number of missing ids, and up to two ids."""
 
     num_ids: int = 0
     num_missing: int = 0
@@ -135,19 +135,19 @@ class _Seen:
             self.some.update(np.unique(ids)[:2].tolist())
 
     def note(self, where: str) -> str | None:
-        """Says what is unusual, if anything is."""
+        """Describes anything unusual, or returns None."""
         if not self.num_ids:
             return f"has no id in {where}"
         if self.num_missing > MANY_MISSING * self.num_ids:
             return f"is missing in {self.num_missing / self.num_ids:.0%} of {where}"
-        return f"has one id in all of {where}: it teaches nothing" if len(self.some) == 1 else None
+        return f"has one id in all of {where}: nothing to learn" if len(self.some) == 1 else None
 
 
 def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
-    """Reads the first examples: their ids, and what is unusual about features.
+    """Reads the first examples. Returns the growth of tables, and notes about unusual features.
 
     Args:
-        nested: whether the second label should be 1 only where the first one is.
+        nested: True if the second label should be 1 only if the first label is 1.
     """
     schema, growth = train.schema, Growth(train.schema)
     seen = [_Seen() for _ in schema.sparse]
@@ -172,19 +172,19 @@ def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
     if outside:
         first, second = schema.labels.names
         notes.append(
-            f"label {second!r} is 1 in {count(outside)} of {where} where {first!r} is 0: esmm takes the second label for what"
-            " follows the first, and happens nowhere else; choose such a label, or take mmoe"
+            f"label {second!r} is 1 in {count(outside)} of {where} where {first!r} is 0: esmm needs a second label that"
+            " only follows the first; choose such a label, or use mmoe"
         )
     return growth, notes
 
 
 def _kept(train: Dataset, sources: Iterable[str]) -> pa.Table:
-    """Columns of the first batch as they are, without the rows that cannot be shown."""
+    """Returns unchanged columns of the first batch, without bad rows."""
     return next(iter(replace(train.without_labels(keep=sources).in_order(), on_bad_row="skip"))).kept
 
 
 def _unsplit(train: Dataset) -> list[str]:
-    """Features of which every string is read as one id, though it looks like several of them."""
+    """Returns notes on features that read each string as one id, although it looks like several ids."""
     schema = train.plan.schema
     plain = [f for f in schema.sparse if not (isinstance(f, Categorical) and (f.bucketize or f.transform))]
     plain = [
@@ -214,7 +214,10 @@ def _unsplit(train: Dataset) -> list[str]:
 
 
 def _implausible_times(train: Dataset) -> list[str]:
-    """Features of times that are implausible in the first batch, or would be times in another unit."""
+    """Returns notes on features of times that are implausible in the first batch.
+
+    A note names a unit in which the times would be plausible, if there is one.
+    """
     schema = train.schema
     timed = [
         f
@@ -244,8 +247,8 @@ def _implausible_times(train: Dataset) -> list[str]:
 
 
 def _show_tables(sparse: SparseSpec, growth: Growth, total: float | None) -> float:
-    """Prints a line for each of the largest tables; returns the bytes of all."""
-    known = "the data" if total is not None else "these alone, as nobody has counted the data"
+    """Prints a line for each of the largest tables. Returns the bytes of all tables."""
+    known = "the data" if total is not None else "these alone, because the data is not counted"
     own = {table.name: table for table in sparse.schema.tables}
     tables: list[tuple[int, str]] = []
     for group in sparse.groups():

@@ -1,7 +1,7 @@
-"""``girih demo``: a first run on a generated click log, and its AUC beside the best that any model can reach.
+"""``girih demo``: a first run on a generated click log, and its AUC compared with the best possible AUC.
 
-The log's click probabilities are known by construction, so the AUC of those probabilities on the test clicks is the ceiling: no
-model can do better but by luck.
+The log's click probabilities are known by construction. Their AUC on the test clicks is the ceiling: no model can
+exceed it, except by luck.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONFIG = Path(__file__).with_name("demo.toml")
 CARDINALITY = 20_000
 PART_ROWS = 100_000
 FEWEST = 1_000
-"""The fewest examples to train on: the test data, a tenth as many, still have an AUC."""
+"""The fewest examples to train on. The test data, a tenth as many examples, still has an AUC."""
 
 
 class Best(NamedTuple):
@@ -47,9 +47,9 @@ class Best(NamedTuple):
 )  # fmt: skip
 @click.pass_context
 def demo(context: click.Context, directory: Path, num_examples: int) -> int:
-    """Train on a generated click log, and show AUC beside the best possible one.
+    """Train on a generated click log, and compare AUC with the best possible one.
 
-    Everything is written below DIRECTORY (demo-run where it is left out); an earlier demo there is replaced,
+    Everything is written below DIRECTORY (default: demo-run). An earlier demo there is replaced,
     unless something was changed or added.
     """
     config = directory / "config.toml"
@@ -62,14 +62,17 @@ def demo(context: click.Context, directory: Path, num_examples: int) -> int:
     status = run(["train", str(config), "--run", str(directory / "run")], own_process=own_process)
     seconds = time.perf_counter() - start
     if status == 0:
-        drawn = run(["report", str(directory / "run")])  # prints one line if it cannot be drawn
+        drawn = run(["report", str(directory / "run")])  # prints one line if drawing fails
         _show(directory, best, seconds)
         status = drawn if drawn == SIGNALLED else 0
     return status
 
 
 def make_log(directory: Path, num_examples: int) -> Best:
-    """Writes Parquet files of train, valid and test, the latter two a tenth each; returns the best possible metrics on test."""
+    """Writes Parquet files: train, and valid and test with a tenth of the examples each.
+
+    Returns the best possible metrics on test.
+    """
     start, num_other = 0, num_examples // 10
     for part in range(0, num_examples, PART_ROWS):
         rows = min(PART_ROWS, num_examples - part)
@@ -88,10 +91,10 @@ def make_log(directory: Path, num_examples: int) -> Best:
 
 
 def _empty(directory: Path) -> None:
-    """Removes what an earlier demo left, and nothing else.
+    """Removes the files of an earlier demo, and nothing else.
 
     Raises:
-        ConfigError: anything there is the user's, or may be.
+        ConfigError: the directory holds files that belong, or may belong, to the user.
     """
     if not directory.exists():
         return
@@ -101,33 +104,33 @@ def _empty(directory: Path) -> None:
     for name, each in found.items():
         if not _is_left_alone(each):
             raise ConfigError(
-                f"{directory}: holds {name}, which no earlier demo left like that; name another directory"
+                f"{directory}: holds {name}, which is not from an earlier demo, or was changed; name another directory"
             )
     if found and not {"config.toml", "data"} <= found.keys():
-        raise ConfigError(f"{directory}: holds {', '.join(found)} of no earlier demo; name another directory")
+        raise ConfigError(f"{directory}: holds {', '.join(found)}, no earlier demo; name another directory")
     for name in found.keys() & {"data", "run"}:
         shutil.rmtree(found[name])
 
 
 def _is_left_alone(path: Path) -> bool:
-    """Whether a path may be as a demo left it."""
+    """Returns whether a path looks as a demo left it."""
     if path.name == "config.toml":
         return path.is_file() and path.read_bytes() == CONFIG.read_bytes()
     return path.name in ("data", "run") and path.is_dir() and not path.is_symlink()
 
 
 def _show(directory: Path, best: Best, seconds: float) -> None:
-    """Prints the model's test metrics and the ceiling, and where everything lies."""
+    """Prints the model's test metrics, the ceiling, and the paths of all files."""
     summary = json.loads((directory / "run" / "summary.json").read_text())
     table = mixed_table("test data the model never saw", "", "AUC", "logloss")
     table.add_row("DeepFM, one epoch", f"{summary['auc']:.4f}", f"{summary['logloss']:.4f}")
     table.add_row("best possible (true probabilities)", f"{best.auc:.4f}", f"{best.logloss:.4f}")
     console = screen()
     console.print(table)
-    seconds -= summary["compile_s"]  # of the first run on this machine
+    seconds -= summary["compile_s"]  # only in the first run on this machine
     console.print(f"{summary['num_rows']:,} rows appeared as their ids were seen; trained in {seconds:.0f} s")
     for name, text in (
-        ("config.toml", "what was trained: change it, and run girih train yourself"),
+        ("config.toml", "the config: change it, and run girih train yourself"),
         ("run/report.html", "curves, calibration, timeline: open it in a browser"),
         ("run/summary.json", "every number"),
         ("run/checkpoints", "the model"),

@@ -35,7 +35,7 @@ RUN = click.argument("run", type=PATH)
 
 
 def final_checkpoint(run: str | Path) -> Storage:
-    """The checkpoint with the final weights of a run, else its best or latest ones, which is said."""
+    """Returns the checkpoint with the final weights of a run, or its best or latest checkpoint with a message."""
     place, final = final_weights(run)
     if not final:
         click.echo(f"{run}: not finished; using {place.name}", err=True)
@@ -67,7 +67,7 @@ def evaluate(run: Path, paths: tuple[str, ...], form: str | None, model_class: s
 
 
 def load_trainer(run: Path, settings: RunConfig) -> Trainer:
-    """A trainer with the final weights of a run."""
+    """Makes a trainer with the final weights of a run."""
     place, trainer = final_checkpoint(run), settings.trainer()
     trainer.load(place.url, resume=False)
     return trainer
@@ -102,7 +102,7 @@ def predict(
         raise ConfigError(f"--out {out}: is one of the files to read; name another")
     with load(run, model=model_class) as model:
         tables = (_predicted(batch, probabilities, names) for batch, probabilities in model.predictions(data))
-        kept = [(name, pa.string()) for name in keep]  # of no rows, whatever their type would be
+        kept = [(name, pa.string()) for name in keep]  # without rows, of any type
         empty = pa.schema([*kept, *((name, pa.float32()) for name in names)])
         num_examples = write_rows(out, tables, empty)
     click.echo(f"{num_examples:,} predictions in {out}")
@@ -122,7 +122,7 @@ def _predicted(batch: Batch, probabilities: np.ndarray, names: list[str]) -> pa.
 @click.option("--name", metavar="NAME", help="The model's name for clients. Default: that of the run.")
 @MODEL
 def export_command(run: str, out: Path, name: str | None, model_class: str | None) -> int:
-    """Write a run's final model to a directory that servers need alone."""
+    """Write a run's final model to a self-contained directory for servers."""
     opened = open_model(run, model_class)
     signature = export(opened, out, name or model_name(run), lambda line: click.echo(line, err=True))
     num_bytes = sum(file.bytes for file in signature.files)
@@ -162,14 +162,14 @@ def _embeddings(rows: TableRows, schema: pa.Schema) -> pa.Table:
 @cli.command()
 @RUN_OR_CHECKPOINT
 @click.option("--out", metavar="DIR", type=PATH, required=True, help="A directory for the smaller run.")
-@click.option("--min-count", type=click.IntRange(1), help="Keep rows that training has seen so often.")
+@click.option("--min-count", type=click.IntRange(1), help="Keep rows seen at least this often.")
 @click.option(
     "--max-age", type=click.IntRange(0),
-    help="Keep rows used so many steps ago at most; seconds, in tables whose TTL is in seconds.",
+    help="Keep rows used at most this many steps ago; seconds, in tables whose TTL is in seconds.",
 )  # fmt: skip
 @click.option(
     "--table", "tables", metavar="NAME", multiple=True,
-    help="Prune this table alone; repeatable. Default: all.",
+    help="Prune only this table; repeatable. Default: all.",
 )  # fmt: skip
 def prune(run: str, out: Path, min_count: int | None, max_age: int | None, tables: tuple[str, ...]) -> int:
     """Write a run without the rows seen seldom, or long ago: its final checkpoint and its configuration."""
@@ -189,7 +189,7 @@ def prune(run: str, out: Path, min_count: int | None, max_age: int | None, table
     if source.is_file():
         settings = config.read_toml(source, expanded=False)
         if isinstance(options := settings.get("checkpoint"), dict):
-            options.pop("dir", None)  # checkpoints lie in the new directory
+            options.pop("dir", None)  # checkpoints are in the new directory
         config.write_toml(out / "config.toml", settings)
         if (record := source.with_name(RECORD)).is_file():
             shutil.copyfile(record, out / RECORD)
@@ -200,6 +200,6 @@ def prune(run: str, out: Path, min_count: int | None, max_age: int | None, table
 
 
 def _check_table(name: str, tables: Mapping[str, int]) -> None:
-    """Refuses a table that the run has not."""
+    """Refuses a table that the run does not have."""
     if name not in tables:
         raise ConfigError(f"--table {name}: the run has none of that name{nearest(name, tables)}")

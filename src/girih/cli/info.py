@@ -22,11 +22,11 @@ from girih.strategies import BY_NAME
 from girih.version import __version__
 
 LEAST_CAPABILITY = (7, 0)
-"""The oldest GPUs for which Triton compiles."""
+"""The capability of the oldest GPUs that Triton supports."""
 
 
 def described() -> dict[str, str]:
-    """Name and value of each line; one name more for every GPU behind the first."""
+    """Returns name and value of each line. Each GPU after the first has its own name."""
     if not torch.cuda.is_available():
         return {"gpu": "none that torch can use", "on a gpu": _without()}
     rows = {}
@@ -48,7 +48,7 @@ def _without() -> str:
 
 
 def _with() -> str:
-    """Which strategies have rows there, and what keeps others from it."""
+    """Names the strategies that can keep rows on a GPU, or the reason why no strategy can."""
     there = sorted(name for name, kind in BY_NAME.items() if kind.capabilities.rows_on_gpu)
     if not _has_triton():
         return f"dense halves; rows need triton, which a CUDA build of torch brings (strategies {' and '.join(there)})"
@@ -89,7 +89,7 @@ def info() -> int:
         "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         **described(),
         "bfloat16": "in hardware" if flags & {"avx512_bf16", "bf16"} else "emulated: slow on this processor",
-        "float32 layers": "oneDNN" if onednn.pays() else "as PyTorch has them",
+        "float32 layers": "oneDNN" if onednn.pays() else "those of PyTorch",
         "kernels": _kernels(),
         "idle threads": process_settings.spins(),
         "huge pages": _selected(HUGE_PAGES) + ", shared memory: " + _selected(HUGE_PAGES_SHARED),
@@ -115,7 +115,7 @@ def _kernels() -> str:
 
 
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Returns the name of this machine's processor."""
     return (_cpuinfo("model name") or [platform.processor() or platform.machine()])[0]
 
 
@@ -127,13 +127,13 @@ def _version(name: str) -> str:
 
 
 def _cpuinfo(*keys: str) -> list[str]:
-    """The values of some keys of ``/proc/cpuinfo``; none where the system has no such file."""
+    """Returns the values of some keys of ``/proc/cpuinfo``, or none if the system has no such file."""
     file = Path("/proc/cpuinfo")
     lines = [line.partition(":") for line in file.read_text().splitlines()] if file.is_file() else []
     return [value.strip() for key, _, value in lines if key.strip() in keys]
 
 
 def _selected(path: str) -> str:
-    """The word in brackets, as in ``always [madvise] never``."""
+    """Returns the word in brackets, as in ``always [madvise] never``."""
     file = Path(path)
     return file.read_text().partition("[")[2].partition("]")[0] if file.is_file() else "unknown"

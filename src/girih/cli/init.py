@@ -12,7 +12,7 @@ from girih.errors import ConfigError
 
 @cli.command()
 @click.argument("data", metavar="DATA", nargs=-1, required=True)
-@click.option("--label", metavar="COLUMN", help="What to predict; guessed where left out.")
+@click.option("--label", metavar="COLUMN", help="The column to predict; guessed by default.")
 def init(data: tuple[str, ...], label: str | None) -> int:
     """Print a config for some data, guessed from a sample: girih init DATA > config.toml."""
     for path in data:

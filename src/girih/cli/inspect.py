@@ -31,7 +31,7 @@ def inspect(path: str) -> int:
     state = manifest.run
     summary = read_summary(Path(path)) if Path(path).is_dir() else None
     reader = PartReader(newest, manifest.shards)
-    groups: dict[str, list[Description]] = {}  # descriptions of their shards
+    groups: dict[str, list[Description]] = {}  # descriptions of the shards of each group
     bloom_bytes: Counter[str] = Counter()
     for name in reader.parts:
         header = reader.header(name)
@@ -83,7 +83,7 @@ def _tables(schema: Schema, rows: Mapping[str, int]) -> Table:
 
 
 def _bytes(name: str, shards: list[Description], bloom_bytes: int) -> Table:
-    """Bytes of a group by part: per row, in the files, and in memory once the files are loaded."""
+    """Returns a table of the bytes of a group by part: per row, in the files, and in memory after loading."""
     num_rows = sum(shard["num_rows"] for shard in shards)
     row_on_disk, row_in_memory = disk_bytes(shards[0]), row_bytes(shards[0])
     on_disk = Counter({part: taken * num_rows for part, taken in row_on_disk.items()})

@@ -1,4 +1,4 @@
-"""Files of rows that commands write, as Parquet or CSV: whole, or not at all."""
+"""Files of rows that commands write, as Parquet or CSV. They are written whole, or not at all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def check_out(out: Path, content: str, endings: Sequence[str]) -> None:
     """Refuses a path to which no rows can be written.
 
     Args:
-        content: the rows to be, as in ``predictions``.
-        endings: of the formats that there are for them.
+        content: the word for the rows, such as ``predictions``.
+        endings: of the formats that these rows can have.
 
     Raises:
-        ConfigError: a directory, one that does not exist, or a name with another ending.
+        ConfigError: an existing directory, a directory that does not exist, or a name with another ending.
     """
     names = " or ".join(f"{out.stem or content}{ending}" for ending in endings)
     if out.is_dir():
@@ -41,16 +41,17 @@ def check_out(out: Path, content: str, endings: Sequence[str]) -> None:
 
 
 def write_rows(out: Path, tables: Iterable[pa.Table], empty: pa.Table) -> int:
-    """Writes Arrow tables one after the other, in the format of the file's ending; the file is there once it is whole.
+    """Writes Arrow tables one after the other, in the format of the file's ending. The file appears when it is whole.
 
     Args:
-        empty: the Arrow schema of the file where there are no tables.
+        empty: the Arrow schema of the file if there are no tables.
 
     Returns:
         The number of rows.
 
     Raises:
-        ConfigError: it cannot be written, or the format has nothing for a column. StorageFullError: the disk is full.
+        ConfigError: the file cannot be written, or the format does not support a column. StorageFullError: the disk is
+            full.
     """
     unfinished, num_rows = out.with_name(f".{out.name}.unfinished"), 0
     with _explain_write_errors(out):
@@ -73,7 +74,7 @@ def write_rows(out: Path, tables: Iterable[pa.Table], empty: pa.Table) -> int:
 
 
 def _writer(unfinished: Path, out: Path, schema: pa.Schema) -> pq.ParquetWriter | pacsv.CSVWriter:
-    """The writer of the rows that become the file ``out``."""
+    """Returns the writer of the rows that become the file ``out``."""
     if out.suffix == PARQUET:
         return pq.ParquetWriter(unfinished, schema)
     for name, kind in zip(schema.names, schema.types, strict=True):
@@ -86,7 +87,7 @@ def _writer(unfinished: Path, out: Path, schema: pa.Schema) -> pq.ParquetWriter 
 
 @contextlib.contextmanager
 def _told_of_columns(out: Path) -> Iterator[None]:
-    """Tells what Arrow says of columns that it cannot write in a format."""
+    """Explains Arrow's errors about columns that a format does not support."""
     try:
         yield
     except pa.ArrowException as error:

@@ -47,13 +47,13 @@ GBIT = 1e9 / 8  # bytes
     "--machines",
     type=click.IntRange(1),
     metavar="COUNT",
-    help="Predict for so many machines like the calibrated one, with processes spread over them evenly; needs --calibration.",
+    help="Predict for this number of machines like the calibrated one, with processes spread evenly; needs --calibration.",
 )
 @click.option(
     "--gbit",
     type=click.FloatRange(0, min_open=True),
     metavar="RATE",
-    help="Predict for links of so many Gbit/s for each process and direction; needs --calibration.",
+    help="Predict for links of this many Gbit/s for each process and direction; needs --calibration.",
 )
 @click.option(
     "--picture", metavar="FILE.svg", type=PATH,
@@ -117,12 +117,12 @@ def plan(
 
 
 def _machines(file: Path | None, count: int | None, gbit: float | None) -> Calibration | None:
-    """The machines that speeds are predicted for; None where nothing was calibrated."""
+    """Returns the machines to predict speeds for, or None without a calibration."""
     if file is None:
         for name, value in (("machines", count), ("gbit", gbit)):
             if value is not None:
                 raise ConfigError(
-                    f"--{name} {value:g}: expected --calibration FILE beside it; girih calibrate writes one"
+                    f"--{name} {value:g}: expected --calibration FILE too; girih calibrate writes one"
                 )
         return None
     found = Calibration.read(file)
@@ -132,7 +132,7 @@ def _machines(file: Path | None, count: int | None, gbit: float | None) -> Calib
 
 
 def tier_lines(settings: RunConfig, decided: Plan) -> list[str]:
-    """Lines that say what tiers take, one for each group; none where there is one tier."""
+    """Returns one line per group about the memory of tiers. Empty if there is a single tier."""
     store = settings.store
     if store.tiers is None or not store.is_tiered:
         return []
@@ -186,14 +186,14 @@ def _show_times(decided: Plan, calibration: Calibration, file: Path | None) -> N
     kinds = decided.predicted["communication_ms"].items()
     shown = ", ".join(f"{kind} {ms:.3g}" for kind, ms in kinds if ms)
     click.echo(
-        f"a step's communication takes {total:.3g} ms where nothing overlaps it: {shown or 'nothing is sent'}"
+        f"a step's communication takes {total:.3g} ms if nothing overlaps it: {shown or 'nothing is sent'}"
         f" (predicted from {file}, measured by {calibration.trainers} trainers)",
         err=True,
     )
 
 
 def offers_table(estimates: Sequence[StrategyEstimate], calibrated: str) -> None:
-    """Prints every strategy with its predicted speed, or the reason why it has none, and the one to choose; on standard error."""
+    """Prints every strategy with its predicted speed, or why it has none, and the best choice, on standard error."""
     table = Table("strategy", "processes")
     for column in ("samples/s", "cores, ms a step", "path, ms a step"):
         table.add_column(column, justify="right")
@@ -218,7 +218,7 @@ def offers_table(estimates: Sequence[StrategyEstimate], calibrated: str) -> None
 
 
 def tagged_table(graph: OperatorGraph, tagged: Tagged) -> None:
-    """Prints each operator with its device and why it is there, each device's utilisation, and what refinement moved."""
+    """Prints each operator with its device and the reason, each device's utilization, and the moves of refinement."""
     console = _console()
     table = Table("operator", "device", "parameters")
     table.add_column("why", overflow="fold")
@@ -255,6 +255,6 @@ def tagged_table(graph: OperatorGraph, tagged: Tagged) -> None:
 
 
 def _console() -> Console:
-    """Standard error; wide where it is no terminal, so that tables in files can be read."""
+    """Returns standard error. It is wide if it is not a terminal, so that tables in files can be read."""
     console = Console(stderr=True, highlight=False)
     return console if console.is_terminal else Console(stderr=True, highlight=False, width=140)

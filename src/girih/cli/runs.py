@@ -28,7 +28,7 @@ EVERY_S = 1.0
 UNDER_WAY = ("running", "silent")
 LOOK_S = 0.1
 BEGINS_S = 120.0
-"""Processes that begin anew may take so long to show themselves, where nothing else tells that their run is on."""
+"""Time limit for restarting processes to report, if nothing else shows that their run is active."""
 RUNS = click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
 RUN = click.argument("run", metavar="RUN", type=PATH)
 
@@ -66,7 +66,7 @@ def compare(runs: tuple[Path, ...], as_csv: bool) -> int:
 
 @cli.command()
 @RUN
-@click.option("--watch", is_flag=True, help="Show it anew each second, until the run is over.")
+@click.option("--watch", is_flag=True, help="Update it each second, until the run is over.")
 @click.option("--json", "as_json", is_flag=True, help="One object of JSON on a line, for scripts.")
 def status(run: Path, watch: bool, as_json: bool) -> int:
     """Show a run's processes: alive or not, load, bottleneck."""
@@ -92,7 +92,7 @@ def status(run: Path, watch: bool, as_json: bool) -> int:
 
 
 def _until_over(run: Path) -> Iterator[RunStatus]:
-    """The state of a run each second, until the run is over."""
+    """Yields the state of a run each second, until the run is over."""
     while True:
         report = status_of(run)
         yield report
@@ -105,7 +105,7 @@ def _until_over(run: Path) -> Iterator[RunStatus]:
 @RUN
 @click.argument("wanted", metavar="ROLE=COUNT...", nargs=-1, required=True)
 def scale(run: Path, wanted: tuple[str, ...]) -> int:
-    """Add processes to a run that is on, or remove some."""
+    """Add processes to an active run, or remove some."""
     there = set(RoleName) & {process["role"] for process in status_of(run)["processes"]}
     counts = dict(_count(word, there or set(RoleName)) for word in wanted)
     if not _is_on(run):
@@ -123,7 +123,7 @@ def scale(run: Path, wanted: tuple[str, ...]) -> int:
 
 
 def _count(word: str, there: Iterable[str]) -> tuple[str, int]:
-    """A role and its processes, of ``ROLE=COUNT``; ``there`` are roles to name where it is none."""
+    """Parses ``ROLE=COUNT`` to a role and its number of processes. Errors suggest the roles in ``there``."""
     name, _, count = word.partition("=")
     if name not in list(RoleName):
         raise ConfigError(f"{word}: unknown role {name!r}{nearest(name, map(str, there))}")
@@ -133,7 +133,7 @@ def _count(word: str, there: Iterable[str]) -> tuple[str, int]:
 
 
 def _outcome(run: Path, request: ScaleRequest) -> dict[str, object]:
-    """Waits for what becomes of a request.
+    """Waits for the outcome of a request.
 
     Raises:
         ConfigError: it is refused.
@@ -157,7 +157,7 @@ def _outcome(run: Path, request: ScaleRequest) -> dict[str, object]:
 
 
 def _is_on(run: Path) -> bool:
-    """Whether a process has the run, as far as this machine can tell."""
+    """Returns whether a process has the run, if this machine can know it."""
     lease = Lease.of_run(run / LOCK)
     request = scale_requests.pending(run)
     keeper = None if request is None else request.keeper
@@ -167,7 +167,7 @@ def _is_on(run: Path) -> bool:
 
 
 def _is_told_over(run: Path) -> bool:
-    """Whether this machine knows that no process has the run, nor will have."""
+    """Returns whether this machine knows that no process has the run, or will have it."""
     lease, request = Lease.of_run(run / LOCK), scale_requests.pending(run)
     if lease is None and request is not None and request.begun:
         return request.keeper is not None and request.keeper.is_of_this_machine
@@ -180,5 +180,5 @@ def _summary_line(outcome: Mapping[str, Any]) -> str:
         return f"nothing to do: {', '.join(f'{name} is {count}' for name, (_, count) in outcome['roles'].items())}"
     return (
         f"scaled at step {outcome['step']}: {', '.join(roles)}; training paused for {outcome['paused_s']:.1f} s,"
-        f" {outcome['seconds']:.1f} s after it was asked for"
+        f" {outcome['seconds']:.1f} s after the request"
     )

@@ -26,7 +26,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def _number(name: str, help: str) -> Callable[[Command], Command]:
-    """An option of :class:`ServeOptions` that is a number."""
+    """Makes a numeric option of :class:`ServeOptions`."""
     default = getattr(_DEFAULT, name.removeprefix("--").replace("-", "_"))
     return click.option(name, metavar="N", type=type(default), default=default, show_default=True, help=help)
 
@@ -36,7 +36,7 @@ def _number(name: str, help: str) -> Callable[[Command], Command]:
 @click.option("--follow", is_flag=True, help="Follow what a run publishes: RUN, or the ADDRESS of its log.")
 @click.option(
     "--cache", metavar="DIR", type=PATH,
-    help="With --follow, where the rows lie on this machine. Default: a temporary directory.",
+    help="With --follow, where to keep the rows on this machine. Default: a temporary directory.",
 )  # fmt: skip
 @click.option(
     "--name", metavar="NAME", help="The model's name for clients. Default: that of the export, or the run."
@@ -78,7 +78,7 @@ def serve_command(
 def _follow(
     model: str, cache: Path | None, name: str, options: ServeOptions, notify: Callable[[str], None]
 ) -> None:
-    """Answers by the newest version of what a run publishes."""
+    """Serves the newest version that a run publishes."""
     require_packages()
     log = find_log(model)
     with contextlib.ExitStack() as closing:

@@ -20,17 +20,17 @@ from girih.report.text import count, fraction, short, size
 NUMBERS = {"AUC", "bytes", "dim", "left", "logloss", "rows", "step", "version"}
 """Columns of numbers."""
 WIDE = 1000
-"""Columns where output goes to a file or another program, which no edge of a screen cuts."""
+"""Width of output to a file or another program, which no screen cuts."""
 
 
 def screen() -> Console:
-    """Standard output: as wide as its terminal, else as wide as any table."""
+    """Returns standard output: as wide as its terminal, or else as wide as any table."""
     console = Console(highlight=False, markup=False)
     return console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)
 
 
 def results(summary: Mapping[str, Any], run: Path) -> None:
-    """Prints how a run ended and where its files lie."""
+    """Prints the results of a run and the path of its files."""
     console = screen()
     if summary["by_label"]:
         title = f"{summary['model']} · {summary['strategy']} · {run} · on {summary['evaluated_on']} data"
@@ -66,7 +66,10 @@ def show_skipped(data: Dataset, source: str) -> None:
 def metrics_table(
     metrics: Mapping[str, Mapping[str, object]], title: str, names: Iterable[str] = TITLES
 ) -> None:
-    """Prints some metrics of each label, those that at least one label has; a metric a row where a terminal is narrower."""
+    """Prints some metrics of each label. In a narrow terminal, each metric is a row.
+
+    Metrics that no label has are left out.
+    """
     named = {label: named_metrics(values) for label, values in metrics.items()}
     metrics = {label: {**values, **named[label]} for label, values in metrics.items()}
     names = dict.fromkeys([*names, *(name for each in named.values() for name in each)])
@@ -83,7 +86,7 @@ def metrics_table(
 
 
 def numbers_table(*sections: Iterable[Sequence[str]]) -> Table:
-    """A table of names in the first row and the first column, and numbers; a line parts its sections."""
+    """Makes a table of numbers, with names in the first row and the first column. A line separates its sections."""
     table = Table()
     for section in sections:
         for row in section:
@@ -97,7 +100,7 @@ def numbers_table(*sections: Iterable[Sequence[str]]) -> Table:
 
 
 def mixed_table(title: str, *columns: str) -> Table:
-    """An empty table; columns of numbers are aligned on the right."""
+    """Makes an empty table. Columns of numbers are aligned to the right."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, justify="right" if column in NUMBERS else "left")
@@ -105,7 +108,7 @@ def mixed_table(title: str, *columns: str) -> Table:
 
 
 def calibration_tables(calibration: Calibration) -> None:
-    """Prints what ``girih calibrate`` found."""
+    """Prints the results of ``girih calibrate``."""
     links_table(calibration)
     codecs_table(calibration)
     if calibration.work is not None:
@@ -114,7 +117,7 @@ def calibration_tables(calibration: Calibration) -> None:
 
 
 def overheads_table(calibration: Calibration) -> None:
-    """Prints what each way to train takes beyond the parts of its steps, for a trainer's share of a step."""
+    """Prints the overhead of each strategy beyond the parts of its steps, for a trainer's share of a step."""
     table = Table()
     table.add_column("beyond its parts", no_wrap=True)
     for title in ("ms of a core, a share", "µs an id", "ms on the clock, a share", "µs an id"):
@@ -134,7 +137,7 @@ def _of_id(rate: Rate) -> str:
 
 
 def links_table(calibration: Calibration) -> None:
-    """Prints the times of each link by size, and what was fitted to them."""
+    """Prints the times of each link by size, and the fitted values."""
     links, num_trainers = calibration.links, calibration.trainers
     points = [("ms", *(name.replace("_", "\n") for name in links))]
     for row in zip(*(link.points for link in links.values()), strict=True):
@@ -151,7 +154,7 @@ def links_table(calibration: Calibration) -> None:
 
 
 def codecs_table(calibration: Calibration) -> None:
-    """Prints how fast codecs pack and unpack."""
+    """Prints the speed of packing and unpacking of each codec."""
     table = Table("codec", "pack, MiB/s", "unpack, MiB/s")
     for name, speed in calibration.codecs.items():
         times = (speed.pack_s_per_byte, speed.unpack_s_per_byte)
@@ -160,7 +163,7 @@ def codecs_table(calibration: Calibration) -> None:
 
 
 def work_table(work: StepWork) -> None:
-    """Prints what rows, reading, products and a step take one core."""
+    """Prints the time of one core for rows, reading, products and a step."""
     table = Table("µs of a core", "a call", "an id", "1,000 numbers")
     for name, rate in {"lookups": work.lookup, **work.updates}.items():
         table.add_row(name, *(f"{1e6 * each:.3g}" for each in (rate.call_s, rate.id_s, 1e3 * rate.number_s)))
@@ -175,6 +178,6 @@ def work_table(work: StepWork) -> None:
 
 
 def _misfit(name: str, link: Link, num_trainers: int) -> str:
-    """The smallest and the largest ratio of a link's formula to its points."""
+    """Returns the smallest and the largest ratio of a link's formula to its measured points."""
     ratios = [link_s(name, size_bytes, num_trainers, link) / seconds for size_bytes, seconds in link.points]
     return f"{min(ratios):.1f}–{max(ratios):.1f}"

@@ -29,20 +29,20 @@ from girih.telemetry.status_file import StatusTarget
 @cli.command()
 @config_options
 @click.option("--run", "run_path", metavar="DIR", type=PATH, help="Where the run is written.")
-@click.option("--resume", is_flag=True, help="Go on from the latest checkpoint in --run DIR.")
+@click.option("--resume", is_flag=True, help="Continue from the latest checkpoint in --run DIR.")
 @click.option(
     "--init-from", "init_from", metavar="RUN|CHECKPOINT",
-    help="Begin with what fits of another run's rows and dense parameters.",
+    help="Begin with the matching rows and dense parameters of another run.",
 )  # fmt: skip
 @MODEL
-@click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Hold a plan of girih plan.")
+@click.option("--plan", "plan_file", metavar="FILE", type=PATH, help="Use a plan of girih plan.")
 @click.option(
     "--calibration", "calibrated", metavar="FILE", type=PATH,
-    help="Predict samples/s by a file of girih calibrate; the end tells it beside what was measured.",
+    help="Predict samples/s by a file of girih calibrate; the end compares it with the measured speed.",
 )  # fmt: skip
 @click.option(
     "--cluster", "cluster", metavar="ADDRESS",
-    help="Run on a Ray cluster: auto for that of this node, or HOST:PORT of its head.",
+    help="Run on a Ray cluster: auto for the cluster of this node, or HOST:PORT of its head.",
 )  # fmt: skip
 @click.pass_context
 def train(
@@ -60,7 +60,7 @@ def train(
 ) -> int:
     """Train the model of a config file."""
     if resume and run_path is None:
-        raise ConfigError("--resume needs --run DIR, the directory of the run to go on with")
+        raise ConfigError("--resume needs --run DIR, the directory of the run to continue")
     if init_from is not None:
         check_init(init_from, run_path)
     typed = list(context.obj)
@@ -81,7 +81,7 @@ def train(
                 options = replace(options, launcher="ray", address=cluster)
             if sum(counts.values()) > 1 or options.launcher == "ray":
                 command = ["train", *typed]
-                if run_of(config_file, run_path) is not None:  # checked here, and not again by each process
+                if run_of(config_file, run_path) is not None:  # the processes need not check again
                     for kind, name in config.classes_in(written, where).items():
                         command += ["--set", f"{kind}.{KINDS[kind]}={json.dumps(name, ensure_ascii=False)}"]
                 one_host = chosen.one_host_option
@@ -108,7 +108,7 @@ def train(
 
         own_process = bool(context.find_root().obj)
         if own_process:
-            gc.freeze()  # no collection has to look through all that was imported
+            gc.freeze()  # no collection then searches all imported objects
         leave_signals_to_launcher()
         settings = trainer.load_settings(
             config_file, overrides, strategy, run_path, plan_file=plan_file, calibrated=calibrated
@@ -119,7 +119,7 @@ def train(
 
 
 def check_init(init_from: str, run: Path | None) -> None:
-    """Refuses an ``--init-from`` where there is no checkpoint, or that is the run itself, before any process starts."""
+    """Refuses an ``--init-from`` without a checkpoint, or that is the run itself, before any process starts."""
     from girih import checkpoint
 
     if run is not None and os.path.realpath(init_from) == os.path.realpath(run):
@@ -128,14 +128,14 @@ def check_init(init_from: str, run: Path | None) -> None:
 
 
 def _place(mapping: Mapping[str, object], where: str, directory: Path, run: Path) -> StatusTarget:
-    """The place where the processes of a run show themselves."""
+    """Returns the endpoint at which the processes of a run report."""
     metrics = config.build(MetricsOptions, mapping.get("metrics", {}), f"{where}: [metrics]")
     require_client(metrics)
     return StatusTarget(run.absolute(), metrics.below(directory))
 
 
 def _way_on(run: Path) -> str:
-    """The words that end the error of a run and say how it goes on, where this process is the one that tells."""
+    """Returns the end of a run's error, which says how to continue. Empty if another process reports the error."""
     if os.environ.get("RANK", "0") != "0":
         return ""
     if (newest := _newest(run)) is None:
@@ -144,7 +144,7 @@ def _way_on(run: Path) -> str:
 
 
 def _newest(run: Path) -> str | None:
-    """The name of the last complete checkpoint of a run; None where there is none."""
+    """Returns the name of the last complete checkpoint of a run, or None."""
     from girih import checkpoint
 
     try:

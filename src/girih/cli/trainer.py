@@ -34,7 +34,7 @@ from girih.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
 MOST_CHANGES = 8
-"""Options that a resumed run names on its line of those that differ."""
+"""The number of changed options that a resumed run lists."""
 
 
 def load_settings(
@@ -58,10 +58,10 @@ def load_settings(
 def train(
     settings: RunConfig, run_path: Path, *, resume: bool, init_from: str | None, own_process: bool
 ) -> int:
-    """Trains as rank 0, which writes the run's files and messages, or as another rank; returns the status.
+    """Trains as rank 0, which writes the run's files and messages, or as another rank. Returns the status.
 
     Args:
-        own_process: whether the process was started for this alone, and so keeps a log.
+        own_process: True if the process was started only for this, and so keeps a log.
     """
     datasets = settings.datasets()
     if int(os.environ.get("RANK", "0")) and not settings.strategy.capabilities.standalone:
@@ -89,14 +89,14 @@ def train(
 
 
 def beginning(newest: Storage | None = None, init: Storage | None = None) -> dict[str, str | None]:
-    """The first message of the first trainer to all others: the checkpoint to go on from, and the one to begin with."""
+    """Returns the first trainer's first message to the others: the checkpoint to resume, or to begin with."""
     found = {"newest": newest, "init": init}
     return {name: None if place is None else place.absolute().url for name, place in found.items()}
 
 
 @contextmanager
 def _logging(cluster: Cluster, run: Path) -> Iterator[None]:
-    """Keeps the log of this trainer; of the first one standard error is the user's terminal."""
+    """Keeps the log of this trainer. Standard error of the first trainer is the user's terminal."""
     rank = cluster.ranks.rank
     who, place = ProcessId(RoleName.TRAINER, rank, cluster.incarnation), StatusTarget(run.absolute())
     with logging_as(who, place, on_stderr=rank > 0):
@@ -110,7 +110,7 @@ def _logging(cluster: Cluster, run: Path) -> Iterator[None]:
 
 
 def _fit(settings: RunConfig, trainer: Trainer) -> bool:
-    """Trains what is left and evaluates; returns whether a signal ended it."""
+    """Trains the remaining epochs and evaluates. Returns whether a signal ended the training."""
     left = 0 if trainer.state.stopped_early else max(0, settings.train.epochs - trainer.state.epoch)
     try:
         trainer.fit(epochs=left)
@@ -129,10 +129,10 @@ def _train(
     cluster: Cluster,
     init: Storage | None = None,
 ) -> int:
-    """Trains; without a ``run``, as trainers other than the first, it writes and says nothing.
+    """Trains. Without a ``run``, as on trainers after the first, it writes and prints nothing.
 
     Args:
-        newest: the checkpoint to go on from. init: that of another run, whose weights this one begins with.
+        newest: the checkpoint to resume. init: the checkpoint of another run, whose weights this run begins with.
     """
     train, epochs = datasets["train"], settings.train.epochs
     total = None if run is None else settings.most_examples(train)
@@ -154,7 +154,7 @@ def _train(
         if run is not None:
             if newest is not None and (others := other_options(run, settings)):
                 progress.message(f"resumed with other options: {others}")
-            remove_summary(run.path)  # of what is gone on with
+            remove_summary(run.path)  # summary of the earlier part of this run
             settings.write(run.path)
         if newest is not None and trainer.state.epoch >= epochs:
             progress.message(f"train.epochs = {epochs} are done: nothing is left to train")
@@ -184,7 +184,7 @@ def _train(
 
 
 class _ProgressLog(logging.Handler):
-    """Shows what the library logs as lines of the progress."""
+    """Shows the library's log messages as lines of the progress."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(logging.WARNING)
@@ -205,7 +205,7 @@ def _showing_warnings(progress: Progress) -> Iterator[None]:
 
 
 def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | None:
-    """Why there is nothing left to train in a run that ended; None where there is, or where it did not end."""
+    """Returns the reason why an ended run has nothing left to train, or None."""
     if read_summary(run) is None:
         return None
     state = checkpoint.Manifest.read(newest).run
@@ -220,12 +220,12 @@ def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | 
 
 
 def other_options(run: RunDirectory, settings: RunConfig) -> str:
-    """The options that differ from those of the run, as text for a line; empty where none does."""
+    """Returns the options that differ from the options of the run, in one line. Empty if none differs."""
     if not run.config.is_file():
         return ""
     try:
         before = config.read_toml(run.config, expanded=False)
-    except ConfigError:  # damaged: it is about to be replaced
+    except ConfigError:  # damaged, and about to be replaced
         return ""
     changes = changed(before, settings.with_absolute_paths())
     more = [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
@@ -234,9 +234,9 @@ def other_options(run: RunDirectory, settings: RunConfig) -> str:
 
 @contextmanager
 def stopping(trainer: Trainer, cluster: Cluster) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run after the step under way; the second one at once.
+    """Ends the run after the current step at the first SIGINT or SIGTERM, and immediately at the second.
 
-    Where there is a launcher, it hears them and tells.
+    If there is a launcher, the launcher handles the signals and tells this process.
     """
     stop = trainer.request_stop
     with cluster.handle_stop(stop) as told, nullcontext() if told else handle_signals(stop, once=True):

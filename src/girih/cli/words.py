@@ -1,4 +1,4 @@
-"""Options that commands share, and those that take several words: ``--keep user item`` is ``--keep user --keep item``.
+"""Options that commands share, and options with several words: ``--keep user item`` is ``--keep user --keep item``.
 
 A shell expands ``--data new/*.parquet`` to several words; click takes one value for each option.
 """
@@ -15,7 +15,7 @@ PATH = click.Path(path_type=Path)
 RUN_OR_CHECKPOINT = click.argument("run", metavar="RUN|CHECKPOINT", type=click.Path())
 FORMAT = click.option(
     "--format", "form", type=click.Choice(["parquet", "csv", "criteo", "libsvm", "libffm", "jsonl"]),
-    help="Of the files that --data names. Default: that of the training data (Parquet for a stream).",
+    help="Format of the files of --data. Default: that of the training data (Parquet for a stream).",
 )  # fmt: skip
 MODEL = click.option(
     "--model", "model_class", metavar="FILE.py:CLASS",
@@ -39,12 +39,12 @@ def config_options(command: Callback) -> Callback:
 class Command(click.Command):
     """Repeats each option that may be given several times before each of its words.
 
-    The words are its own up to the next option, once the run or config has been named; before that, only those with
-    an ``=`` are, because ``--data new.parquet RUN`` must leave the run alone.
+    After the run or config, an option takes all words up to the next option. Before it, an option only takes words with
+    an ``=``, because ``--data new.parquet RUN`` must not take the run.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See :class:`click.Command`; the context's ``obj`` is what was typed."""
+        """See :class:`click.Command`. The context's ``obj`` is the typed arguments."""
         ctx.obj = list(args)
         options = [option for option in self.params if isinstance(option, click.Option)]
         several = {name for option in options if option.multiple for name in option.opts}
@@ -55,7 +55,7 @@ class Command(click.Command):
             if word.startswith("-"):
                 option = word if word in several else ""
             elif words and words[-1] in valued:
-                pass  # its first word
+                pass  # the first value of the option
             elif option and (named or "=" in word):
                 words.append(option)
             else:
@@ -70,7 +70,7 @@ class Command(click.Command):
 
 
 def _setting(option: str, words: list[str]) -> str:
-    """The ``--set`` for an option that is a key of the config; empty where it is none."""
+    """Returns the ``--set`` for an option that is a key of the config. Empty for other options."""
     from girih.app.run_config import keys_by_section
 
     key = option.lstrip("-").replace("-", "_")

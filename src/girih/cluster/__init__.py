@@ -1,1 +1,1 @@
-"""Roles as processes, and what starts them. The launcher imports no torch, so names are in their own modules."""
+"""Roles as processes, and their launchers. The launcher imports no torch, so names are in separate modules."""

@@ -1,6 +1,6 @@
-"""Numbers of processes that follow how busy these are: one more of the role that is the bottleneck, one fewer where the others have little to do.
+"""Scales roles by their busy share: adds a process to the bottleneck, removes a process of a role with little work.
 
-It asks for what ``girih scale`` asks for, looks at what came of it, and takes back what brought nothing (decision 67).
+It makes the same requests as ``girih scale``, observes their effect, and undoes changes without benefit (decision 67).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from girih.telemetry.status_file import read_all
 
 _LOG = logging.getLogger(__name__)
 LOOKS: Final = 3
-"""Windows in a row that must ask for the same."""
+"""The number of consecutive windows that must ask for the same change."""
 IDLE: Final = 0.5
-"""One of a role goes where the others would work less than this share of the time. Below ``BOTTLENECK``: else the one that came would go."""
+"""A process is removed if the others then work less than this. Below ``BOTTLENECK``, so that new processes stay."""
 GAIN: Final = 0.05
-"""A process more is kept where training is faster by this share."""
+"""An added process stays if training is faster by at least this share."""
 LOSS: Final = 0.1
-"""One fewer is kept unless training is slower by this share: more than what a busy host changes by itself, so that it stays small in doubt."""
+"""A removal stays unless training is slower by this share, which exceeds the noise of a busy host."""
 HOLD: Final = 20
-"""A change that was taken back is not tried again for so many times as long as it takes to decide one."""
+"""An undone change is not tried again for this multiple of the time of a decision."""
 LOOK_S: Final = 0.5
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -47,12 +47,12 @@ class Change:
 
     @property
     def grows(self) -> bool:
-        """Whether there are more afterwards."""
+        """True if the number grows."""
         return self.after > self.before
 
     @property
     def undone(self) -> Change:
-        """The opposite."""
+        """The opposite change."""
         return Change(self.role, self.after, self.before)
 
     def __str__(self) -> str:
@@ -64,8 +64,8 @@ class UsageWindow:
     """Some seconds of training.
 
     Attributes:
-        change: what its busy shares ask for; None where all is well, or nothing is known.
-        examples, train_s: trained on, and seconds in steps.
+        change: the change that its busy shares ask for; None if all is well, or nothing is known.
+        examples, train_s: examples trained on, and seconds in steps.
     """
 
     change: Change | None
@@ -74,33 +74,34 @@ class UsageWindow:
 
 
 class Autoscaler:
-    """Looks at the processes of a run between two steps, and asks for others where those have too much to do, or too little.
+    """Watches the processes of a run between two steps. Requests other numbers if they have too much or too little work.
 
     Args:
-        bounds: of the roles whose number follows.
-        every_s: the time that a decision is based on, and that passes after each change before the next one, or its judgement, begins.
-        beyond_cores: whether it adds processes where no core is left.
+        bounds: limits of the roles whose number follows their load.
+        every_s: the time on which a decision is based. It also passes after each change, before the next decision or
+            judgement begins.
+        beyond_cores: True adds processes even if no core is free.
     """
 
     def __init__(self, run: Path, bounds: Bounds, *, every_s: float, beyond_cores: bool = False) -> None:
         self._run, self._bounds, self._every_s, self._beyond_cores = run, bounds, every_s, beyond_cores
         self._windows: deque[UsageWindow] = deque(maxlen=LOOKS)
-        # when the window under way began, and the examples and seconds by then
+        # the current window: its start, and the examples and seconds by then
         self._mark: tuple[float, int, float] | None = None
         self._next_s = time.monotonic()
         self._counts: Mapping[str, int] = {}
-        # with the rate before, where it is to be judged
+        # the rate before the change, if it must be judged
         self._asked: tuple[ScaleRequest, Change, float | None] | None = None
         self._judged: tuple[Change, float] | None = None
         self._blocked_s: dict[tuple[str, bool], float] = {}  # by role and direction
         self._withheld: Change | None = None
 
     def look(self, counts: Mapping[str, int], examples: int, train_s: float) -> None:
-        """Asks for a change where it is time to; quick where it is not.
+        """Requests a change when it is time. Otherwise it returns at once.
 
         Args:
-            counts: role → processes that there are.
-            examples, train_s: trained on so far, and seconds in steps.
+            counts: role → current number of processes.
+            examples, train_s: examples trained on so far, and seconds in steps.
         """
         now = time.monotonic()
         if now < self._next_s:
@@ -108,7 +109,7 @@ class Autoscaler:
         if self._asked is not None:
             self._next_s = now + LOOK_S
             self._check_outcome(*self._asked)
-        elif counts != self._counts:  # they changed, whoever asked: what follows is to be seen first
+        elif counts != self._counts:  # somebody changed the counts, so wait for the effect
             self._counts, self._mark, self._next_s = dict(counts), None, now + self._every_s
             self._windows.clear()
             if self._judged is not None and counts.get(self._judged[0].role) != self._judged[0].after:
@@ -121,7 +122,7 @@ class Autoscaler:
             self._add_window(now - began_s, examples - examples_before, train_s - train_before_s)
 
     def _add_window(self, seconds: float, examples: int, train_s: float) -> None:
-        """Takes note of a window, and decides once there are enough."""
+        """Adds a window, and decides when there are enough."""
         if examples <= 0 or train_s < seconds / 2:  # it evaluated, saved or stood still
             self._windows.clear()
             return
@@ -143,7 +144,7 @@ class Autoscaler:
             self._ask(change, why, rate)
 
     def _judge(self, change: Change, before: float, rate: float) -> None:
-        """Keeps a change, or takes it back."""
+        """Keeps a change, or undoes it."""
         self._judged = None
         rates = f"{before:.0f} → {rate:.0f} samples/s"
         if rate >= before * (1 + GAIN if change.grows else 1 - LOSS):
@@ -155,16 +156,16 @@ class Autoscaler:
         self._ask(change.undone, f"{change} {effect}: {rates}", None)
 
     def _ask(self, change: Change, why: str, rate: float | None) -> None:
-        """Asks for a change; ``rate`` is that before it, by which it is judged, or None."""
+        """Requests a change. ``rate`` before the change is used to judge it; None means no judgement."""
         self._windows.clear()
         self._mark = None
-        with suppress(RunDirectoryError):  # somebody else asks at this moment
+        with suppress(RunDirectoryError):  # another request is in progress
             self._asked = scale_requests.ask(self._run, {change.role: change.after}, why), change, rate
             _LOG.warning("autoscale asks for %s: %s", change, why)
 
     def _check_outcome(self, request: ScaleRequest, change: Change, rate: float | None) -> None:
-        """Looks whether what was asked for is done."""
-        with suppress(RunDirectoryError):  # a damaged one, which is withdrawn
+        """Checks whether the requested change is done."""
+        with suppress(RunDirectoryError):  # a damaged request, which will be withdrawn
             if scale_requests.pending(self._run) is not None:
                 return
         outcome, self._asked = scale_requests.outcome(self._run, request), None
@@ -180,7 +181,7 @@ class Autoscaler:
         self._blocked_s[change.role, change.grows] = time.monotonic() + HOLD * 2 * self._every_s
 
     def _allowed(self) -> Bounds:
-        """The bounds, less what is held."""
+        """Returns the bounds, narrowed by the changes that are blocked."""
         now, allowed = time.monotonic(), dict[str, tuple[int, int]]()
         for role, (fewest, most) in self._bounds.items():
             count = self._counts.get(role, fewest)
@@ -194,26 +195,26 @@ class Autoscaler:
     def _log_withheld(self, change: Change, why: str) -> None:
         if change != self._withheld:
             self._withheld = change
-            told = "all cores of this host are in use; set cluster.autoscale_beyond_cores = true to have it all the same"
+            told = "all cores of this host are in use; set cluster.autoscale_beyond_cores = true to allow it"
             _LOG.warning("autoscale leaves out %s (%s): %s", change, why, told)
 
 
 def out_of_bounds(counts: Mapping[str, int], bounds: Bounds) -> tuple[Change, str] | None:
-    """The change that bounds ask for, whatever processes do, and why; None where all are within."""
+    """Returns the change that bounds require, for any load, and its reason; None if all counts are within bounds."""
     for role, (fewest, most) in bounds.items():
         count = min(max(counts[role], fewest), most)
         if count != counts[role]:
-            return Change(role, counts[role], count), f"cluster.autoscale has {fewest} to {most} of it"
+            return Change(role, counts[role], count), f"cluster.autoscale allows {fewest} to {most} of it"
     return None
 
 
 def decided(
     busy: Mapping[str, float], counts: Mapping[str, int], bounds: Bounds
 ) -> tuple[Change | None, str]:
-    """The change that busy shares ask for, and why; None where all is well, or nothing is known.
+    """Returns the change that busy shares ask for, and its reason; None if all is well, or nothing is known.
 
     Args:
-        busy: role → the share of the time in which its busiest process works.
+        busy: role → the busy share of its busiest process.
         counts: role → processes.
     """
     busiest = max(busy, key=lambda role: busy[role], default="")

@@ -1,7 +1,7 @@
-"""The process of one role: ``python -m girih.cluster.child ROLE``, as a launcher starts it.
+"""The process of one role: ``python -m girih.cluster.child ROLE``, started by a launcher.
 
-The role comes through the pipe, which then stays open: its end means that this process is to end, or that whoever
-started it is gone.
+The role comes through the pipe, which then stays open. The end of the pipe means that this process must end, or that
+its launcher is gone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PARENT = os.getppid()
 
 
 def main() -> int:
-    """Runs the role; returns the status of the process."""
+    """Runs the role. Returns the status of the process."""
     bind_life()
-    sys.path.append("")  # the working directory, last: parts of models that lie there come by name
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever started this decides when it ends
+    sys.path.append("")  # the working directory, last: it may hold parts of models
+    for number in (signal.SIGINT, signal.SIGTERM):  # the launcher decides when this process ends
         signal.signal(number, signal.SIG_IGN)
     pipe = Pipe.inherited()
     if pipe is None:
@@ -47,14 +47,14 @@ def main() -> int:
     stop, told = threading.Event(), queue.SimpleQueue[dict[str, Any] | None]()
     hearing = (pipe, stop, told, hello["segments"])
     threading.Thread(target=_until_left_alone, args=hearing, name="girih-parent", daemon=True).start()
-    gc.disable()  # no collection has to look through all that is being imported
-    importlib.import_module(module_of(RoleName(sys.argv[1])))  # while whoever started this gets ready
-    importlib.import_module("girih.kernels.cpu.jit").warm_up()  # of itself, this file loads no numba
+    gc.disable()  # no garbage collection during the imports
+    importlib.import_module(module_of(RoleName(sys.argv[1])))  # meanwhile the launcher gets ready
+    importlib.import_module("girih.kernels.cpu.jit").warm_up()  # this file alone does not load numba
     pipe.unbind_life()
-    gc.freeze()  # nor later on
+    gc.freeze()  # and later collections skip the imported objects
     gc.enable()
     if (message := told.get()) is None:
-        return 0  # it is not needed after all
+        return 0  # the role is not needed after all
     role = pickle.loads(from_text(message["role"]))  # a private pipe from the parent, no socket
     role.incarnation = hello["incarnation"]
     who, place = ProcessId(role.name, role.index, role.incarnation), StatusTarget.from_hello(hello)
@@ -90,11 +90,11 @@ def _until_left_alone(
     stop.set()
     threading.Event().wait(LAST_WORDS_S)
     _remove_if_alone(segments)
-    os._exit(1)  # something hangs, or takes too long, and nobody can end it
+    os._exit(1)  # something hangs or takes too long, and nobody else can end it
 
 
 def _remove_if_alone(segments: str) -> None:
-    """Removes the shared memory of the whole run where whoever started this is gone, and does not do it."""
+    """Removes the shared memory of the whole run, because the launcher, which would do so, is gone."""
     if os.getppid() != PARENT:
         remove_segments(segments)
 

@@ -1,4 +1,4 @@
-"""The processes of one run as a trainer has them: the trainers among themselves, and the roles beside them."""
+"""The processes of one run, as a trainer sees them: all trainers, and the other roles."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from girih.processes.segments import new_prefix, remove_segments
 from girih.telemetry.status_file import StatusTarget
 
 GRACE_S = 1.0
-"""A trainer has so long to find out by itself that a process is gone; what it waits for is aborted then."""
+"""The time in which a trainer may notice a lost process by itself. Then its waits are aborted."""
 LEAVE_S = 10.0
 
 
 class Cluster:
-    """The run's processes as this trainer has them, and what it takes to end them.
+    """The run's processes, as this trainer sees them, and the means to end them.
 
-    Made by :meth:`join`, or of one trainer alone; to be closed.
+    Made by :meth:`join`, or directly for a single trainer. Close it at the end.
 
     Attributes:
-        ranks: this trainer among all.
-        registry: where roles are found, see :func:`girih.comm.registry.find`.
-        secret: what every connection proves to know.
-        segment: begins the names of the shared memory of all roles of the run.
-        incarnation: how often this trainer has been restarted.
-        options: those of the run's processes.
+        ranks: the group of all trainers.
+        registry: has the addresses of roles, see :func:`girih.comm.registry.find`.
+        secret: every connection proves that it knows the secret.
+        segment: prefix of the names of shared memory of all roles of the run.
+        incarnation: the number of restarts of this trainer.
+        options: the options of the run's processes.
     """
 
     def __init__(self, *, hosts: Hosts | None = None) -> None:
@@ -70,10 +70,10 @@ class Cluster:
 
     @classmethod
     def join(cls, trainers: int = 1, *, options: ClusterOptions | None = None) -> Cluster:
-        """The cluster of a trainer that a launcher or ``torchrun`` has started; or of one alone.
+        """Returns the cluster of a trainer that a launcher or ``torchrun`` started, or of a single trainer.
 
         Args:
-            trainers: how many there are, by the strategy; 1 takes as many as were started.
+            trainers: the strategy's number of trainers; 1 accepts any number that was started.
 
         Raises:
             ConfigError: another number was started.
@@ -91,72 +91,72 @@ class Cluster:
         return cluster
 
     def host(self, name: str, index: int) -> str:
-        """The host address at which a process listens."""
+        """Returns the host address at which a process listens."""
         return host_of(self._hosts, name, index).host if self._hosts else self._bind
 
     def address(self, name: str, index: int) -> str:
-        """The address at which a process listens for other hosts; see :func:`girih.comm.service.listen`."""
+        """Returns the address at which a process listens for other hosts; see :func:`girih.comm.service.listen`."""
         return f"{'tls' if self._encrypt else 'tcp'}://{self.host(name, index)}:*"
 
     def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
-        """Starts processes to which :meth:`start` will give roles; ``again`` those of roles that were ended."""
+        """Starts processes that will get roles from :meth:`start`; with ``again``, for roles that were ended."""
         if counts and self._first:
             self._starter().prepare(counts, again=again)
 
     def start(
         self, name: str, roles: Callable[[], Sequence[Service]], failure_policy: FailurePolicy = FAIL
     ) -> tuple[str, ...]:
-        """Has rank 0 start roles, or its launcher; returns where they listen, on all ranks.
+        """Makes rank 0 or its launcher start roles. Returns their addresses, on all ranks.
 
         Args:
-            failure_policy: what becomes of the run when one of them is killed.
+            failure_policy: the consequence for the run when one of them is killed.
 
         Raises:
-            RoleError: one could not begin.
+            RoleError: a process could not begin.
         """
         addresses = None
         if self._first:
-            starter = self._starter()  # before roles are made: they may be given the registry
+            starter = self._starter()  # started before roles are made, because they may need the registry
             addresses = starter.start(name, [pickle.dumps(role) for role in roles()], failure_policy)
         return tuple(self.ranks.broadcast(addresses))
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """Restarts by role: processes that came back because they were killed; empty but on rank 0."""
+        """Restarts of killed processes by role; empty except on rank 0."""
         return dict(self._roles.restarts) if self._roles is not None and self._first else {}
 
     @property
     def rows_stayed(self) -> bool:
-        """Whether trainers came back to rows that other processes kept, newer than the last checkpoint."""
+        """True if trainers restarted and found rows in other processes that are newer than the last checkpoint."""
         return self.incarnation > 0 and self.registry.check([rows_kept_in(self.incarnation)])
 
     def addresses(self, name: str, count: int) -> tuple[str, ...]:
-        """The addresses at which so many processes of a role listen now."""
+        """Returns the current addresses of the first ``count`` processes of a role."""
         entries = [find(self.registry, name, index) for index in range(count)]
         return tuple("" if entry is None else entry.address for entry in entries)
 
     @property
     def may_grow(self) -> bool:
-        """Whether more processes may be started than the run began with: not where each has its place."""
+        """True if the run may start more processes than it began with. False if each process has a fixed host."""
         return not self._hosts
 
     @property
     def has_launcher(self) -> bool:
-        """Whether a launcher keeps the run, so that all trainers can begin anew."""
+        """True if a launcher supervises the run, so that all trainers can restart."""
         return isinstance(self._roles, LauncherControl)
 
     def scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
-        """Tells the launcher, if there is one, of other numbers of processes; on rank 0, see :class:`LauncherControl`."""
+        """Reports new numbers of processes to the launcher, if any; on rank 0, see :class:`LauncherControl`."""
         if isinstance(self._roles, LauncherControl):
             self._roles.scale(stage, counts, overrides)
 
     def end(self, name: str) -> None:
-        """Ends roles of one kind; the run goes on."""
+        """Ends all processes of a role. The run continues."""
         if self._roles is not None and self._first:
             self._roles.end(name)
 
     def remove_memory(self) -> None:
-        """Removes shared memory that killed roles left, since their successors use the same names."""
+        """Removes shared memory of killed roles, because their successors use the same names."""
         if self._first:
             remove_segments(self.segment)
 
@@ -180,7 +180,7 @@ class Cluster:
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """Ends all processes with the body, whose errors say which process is gone."""
+        """Ends all processes after the body. Errors of the body name the process that is gone."""
         try:
             with self.explaining():
                 yield self
@@ -194,7 +194,7 @@ class Cluster:
         """Calls ``on_stop`` from another thread if the launcher gets a signal, instead of ending the run at once.
 
         Yields:
-            Whether there is a launcher, so that signals are for it.
+            True if there is a launcher, which handles signals.
         """
         if isinstance(self._roles, LauncherControl):
             with self._roles.handle_stop(on_stop):
@@ -203,19 +203,19 @@ class Cluster:
             yield False
 
     def show_in(self, run: Path | None, metrics: MetricsOptions | None = None) -> None:
-        """Keeps ``processes.json`` in a run's directory while it runs; roles that are started from here on show themselves there."""
+        """Keeps ``processes.json`` in a run's directory during the run. Roles started later write status files there."""
         self._place = StatusTarget(None if run is None else run.absolute(), metrics or MetricsOptions())
         if self._roles is not None and self._first:
             self._roles.show_in(run)
         self._run = run
 
     def close(self, *, failed: bool = False) -> None:
-        """Ends what was started; in good order, all trainers come here together."""
+        """Ends all started processes. Unless the run failed, all trainers call it together."""
         if self._closed.is_set():
             return
         try:
             if not failed:
-                failed = True  # unless all come
+                failed = True  # stays true if the barrier fails
                 with self.explaining():
                     self.ranks.barrier()
                 failed = False
@@ -231,12 +231,12 @@ class Cluster:
             left = registry.add("left", 1)
             until = time.monotonic() + LEAVE_S
             while self._server is not None and left < ranks.size and time.monotonic() < until:
-                time.sleep(0.01)  # the others are in the last barrier still, and need what this one serves
+                time.sleep(0.01)  # the others are still in the last barrier, and need this registry
                 left = registry.add("left", 0)
         ranks.close()
         if self._supervisor is not None:
             self._supervisor.close(patience_s=0.5 if failed else 10.0)
-            remove_segments(self.segment)  # of those that were killed
+            remove_segments(self.segment)  # of killed processes
         registry.close()
         if self._server is not None:
             self._server.close()
@@ -252,20 +252,20 @@ class Cluster:
             self._meet(rank, size, control.hello)
 
     def _join_torchrun(self, rank: int, size: int) -> None:
-        """Rank 0 serves a registry; torchrun's own store tells the others where."""
+        """Joins by torchrun: rank 0 serves a registry, and torchrun's store has its address."""
         store, share = torchrun_store(size, self._bind, encrypt=self._encrypt)
         self._first, self._under_torchrun = rank == 0, True
         with share(store, self._hello() if self._first else None) as hello:
-            self._meet(rank, size, hello)  # after that, all have read it
+            self._meet(rank, size, hello)  # after that, all ranks have read it
 
     def _meet(self, rank: int, size: int, hello: Mapping[str, str]) -> None:
-        """Forms the group of all trainers, by what the one says that offers the registry."""
+        """Forms the group of all trainers, through the registry that ``hello`` names."""
         self.secret, self.segment = hello["secret"].encode(), hello["segments"]
         self.registry = RemoteRegistry(hello["registry"], self.secret)
         self._register(rank)
         name = (
             f"trainers.{self.incarnation}" if self.incarnation else "trainers"
-        )  # nobody has met there before
+        )  # a new name for each incarnation
         host = one_host(self.registry, rank, size, self._bind) if self._encrypt else self._bind
         self.ranks = TrainerGroup(rank, size, self.registry, host=host, name=name)
 
@@ -288,10 +288,10 @@ class Cluster:
         return self._roles or self.supervise(self.ranks.size)
 
     def supervise(self, num_trainers: int, trainer: Sequence[str] = ()) -> Supervisor:
-        """Begins to keep the processes of the run in this one, by which it is trainer 0.
+        """Starts to supervise the processes of the run in this process, which thereby is trainer 0.
 
         Args:
-            trainer: the command of another trainer, where this process starts them.
+            trainer: the command of another trainer, if this process starts them.
         """
         launcher = LocalLauncher(self._hosts, trainer=trainer, num_trainers=num_trainers, hello=self._hello())
         registry = self._serve_registry().registry
@@ -305,11 +305,11 @@ class Cluster:
         return supervisor
 
     def _lose(self, error: Exception) -> None:
-        """Takes note that a process is gone, and ends what waits for it. Called by a thread."""
+        """Records that a process is gone, and ends everything that waits for it. Called by a thread."""
         self._error = self._error or error
         self.ranks.lost.set()
         if not self._closed.wait(GRACE_S):
             self.ranks.abort()
             abort_clients(self.secret)
-            if self.ranks.size == 1:  # it may wait for the others still
+            if self.ranks.size == 1:  # it may still wait for the others
                 self.registry.close()

@@ -1,4 +1,4 @@
-"""Messages of trainer 0 and the launcher, to have roles started that a trainer does not start itself."""
+"""Messages between trainer 0 and the launcher, which starts roles for the trainer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from girih.errors import GirihError, RoleError, named
 from girih.processes.pipe import Pipe, as_text, from_text
 
 LAST_WORDS_S = 5.0
-"""A trainer whose launcher is gone has so long: within ten seconds no process of the run lives, on a busy machine too."""
+"""The time for a trainer to end without its launcher: all processes end within ten seconds, even on a busy machine."""
 GONE = "the launcher of this run is gone"
 
 
 class LauncherControl:
-    """A trainer's side: has the launcher's supervisor do what its own would.
+    """A trainer's side: asks the launcher's supervisor to do the work of a local one.
 
     Args:
-        lost: called by a thread, with the error to raise, once a process of the run is gone; again, with another, where
-            the launcher goes too.
+        lost: called by a thread, with the error to raise, when a process of the run is gone. If the launcher is
+            gone too, it is called again with another error.
 
     Attributes:
-        hello: what the launcher says first: ``registry``, ``secret``, ``segments``, ``bind``; on several hosts also
-            ``hosts``, title of a process → where it listens, and ``threads`` to compute with.
+        hello: the launcher's first message: ``registry``, ``secret``, ``segments``, ``bind``; on several hosts also
+            ``hosts``, title of a process → its address, and ``threads`` to compute with.
     """
 
     def __init__(self, pipe: Pipe, lost: Callable[[Exception], None]) -> None:
@@ -46,7 +46,7 @@ class LauncherControl:
         pipe.unbind_life()
 
     def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
-        """See :class:`Supervisor`; at first the launcher did, as far as the options say."""
+        """See :class:`Supervisor`. At first the launcher has already done it, from the options."""
         if again:
             self._ask("prepare", dict(counts))
 
@@ -61,11 +61,11 @@ class LauncherControl:
         self._ask("end", name)
 
     def scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
-        """Tells of other numbers of processes, by which trainers begin that come back from here on.
+        """Reports new numbers of processes, for trainers that restart later.
 
         Args:
             stage: a :class:`girih.runs.scale_requests.ScaleStage`.
-            overrides: words of ``--set`` that say the same.
+            overrides: the same numbers as words of ``--set``.
         """
         self._ask("scale", stage, dict(counts), list(overrides))
 
@@ -103,7 +103,7 @@ class LauncherControl:
             self._pipe.send({"do": verb, "with": arguments, "number": self._num_asked})
             try:
                 reply = self._replies.get(timeout=2 * START_S)
-                while reply.get("number", self._num_asked) != self._num_asked:  # came after its time
+                while reply.get("number", self._num_asked) != self._num_asked:  # an earlier call
                     reply = self._replies.get(timeout=2 * START_S)
             except queue.Empty:
                 raise RoleError(f"the launcher does not answer within {2 * START_S:.0f} s") from None
@@ -124,11 +124,11 @@ class LauncherControl:
         self._replies.put({"error": f"RoleError: {GONE}"})
         self._lost(RoleError(GONE))
         threading.Event().wait(LAST_WORDS_S)
-        os._exit(1)  # something hangs, and nobody can end it
+        os._exit(1)  # something hangs, and nobody else can end it
 
 
 Roles = Supervisor | LauncherControl
-"""Starts and ends roles on behalf of a trainer."""
+"""Starts and ends roles for a trainer."""
 
 
 def serve(
@@ -137,7 +137,7 @@ def serve(
     stoppable: Callable[[bool], None],
     scale: Callable[[str, Mapping[str, int], Sequence[str]], None],
 ) -> None:
-    """The launcher's side: does what a trainer asks for until it is gone."""
+    """The launcher's side: does what a trainer asks for, until the trainer is gone."""
 
     def start(name: str, specs: Sequence[str], policy: str, why: str) -> list[str]:
         return supervisor.start(
@@ -169,10 +169,10 @@ def serve(
 
 
 def text_of(error: Exception) -> str:
-    """An error as another process of the run makes it anew: see :func:`error_of`."""
+    """Returns an error as text for another process of the run; see :func:`error_of`."""
     return f"{type(error).__name__}: {error}"
 
 
 def error_of(text: str) -> GirihError:
-    """The error that another process sent."""
+    """Returns the error that another process sent."""
     return named(text) or RoleError(text)

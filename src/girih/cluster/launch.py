@@ -1,12 +1,13 @@
-"""The launcher of ``girih train`` with several processes: it starts them all at once, and does nothing else.
+"""The launcher of ``girih train`` with several processes: it starts all of them at once, and supervises them.
 
-Trainer 0 is a child like any other, except that it owns the terminal: it writes the run's files and prints every message.
+Trainer 0 is a child like the others, except that it owns the terminal: it writes the run's files and prints all
+messages.
 
-If a trainer or a role that trainers need is killed, all trainers restart from the last checkpoint, as with ``--resume``.
-Restarting one trainer takes as long as restarting all (decision 0051). Embedding servers outlive trainers. Their rows are
-newer than the checkpoint by the steps since.
+If a trainer or a role that trainers need is killed, all trainers restart from the last checkpoint, as with
+``--resume``. Restarting one trainer takes as long as restarting all (decision 0051). Embedding servers outlive
+trainers. Their rows include the updates since the checkpoint.
 
-Neither torch nor numba is imported here.
+This module imports neither torch nor numba.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from girih.runs import scale_requests
 from girih.runs.scale_requests import ScaleStage
 
 LAST_WORDS_S = 20.0
-"""Trainer 0 has so long to say what went wrong, before it is said here."""
+"""The time in which trainer 0 may report an error, before the launcher reports it."""
 POLL_S = 0.2
 SAID_S = 0.5
-"""Words of a trainer that was killed are heard within so long, unless it waits for roles to start."""
+"""The time to receive the last messages of a killed trainer, unless it waits for roles to start."""
 USERS_MISTAKE = 2
 
 
 def launch(spec: Launch) -> int:
-    """Runs trainers and prepares roles; returns trainer 0's status, or 130 after a signal that it ignores.
+    """Runs trainers and prepares roles. Returns trainer 0's status, or 130 after a signal that it ignores.
 
     Raises:
-        RoleError: trainer 0 was killed, or could not say in time that another process was.
+        RoleError: trainer 0 was killed, or could not report in time that another process was killed.
     """
     signals: list[bool] = []
     with handle_signals(lambda: signals.append(True)):
@@ -93,14 +94,14 @@ def handle_signals(on_signal: Callable[[], None], *, once: bool = False) -> Iter
 
 
 def leave_signals_to_launcher() -> None:
-    """In a process that a launcher started: it hears the terminal's signals, and tells."""
+    """In a process of a launcher, leaves the terminal's signals to the launcher, which forwards them."""
     if CONTROL in os.environ:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
 
 
 def make_launcher(spec: Launch, closing: ExitStack, hello_of: HelloOf) -> Launcher:
-    """The launcher of the machines that the options name, until ``closing`` is closed."""
+    """Returns the launcher for the machines in the options; it ends when ``closing`` is closed."""
     if spec.options.launcher == "ray":
         from girih.cluster.launchers.ray.launcher import on_nodes
 
@@ -114,12 +115,12 @@ def make_launcher(spec: Launch, closing: ExitStack, hello_of: HelloOf) -> Launch
 
 
 class _LaunchedRun:
-    """Processes from when they begin until trainer 0 ends.
+    """The processes of a run, until trainer 0 ends.
 
     Attributes:
-        spec: the run that was launched, with the words and counts of now.
-        deaths: see :class:`Supervisor`: they count on where all processes begin anew, in whatever numbers.
-        following: the run to launch when this one has ended, with other numbers of processes; None where there is none.
+        spec: the launched run, with its current words and counts.
+        deaths: see :class:`Supervisor`. The counts continue when all processes restart, in any numbers.
+        following: the run to launch after this one, with other numbers of processes; None if there is none.
     """
 
     def __init__(self, spec: Launch, deaths: Mapping[tuple[str, int], int] | None = None) -> None:
@@ -150,7 +151,7 @@ class _LaunchedRun:
         self._begin()
 
     def _serve_registry(self, bind: str, segments: str) -> Mapping[str, object]:
-        """Offers a registry; returns what all processes are told first."""
+        """Offers a registry. Returns the first message to all processes."""
         self._segments, secret = segments, secrets.token_hex(16)
         self._server = RegistryServer(
             LocalRegistry(), secret.encode(), bind, encrypt=self.spec.options.encrypt
@@ -160,9 +161,9 @@ class _LaunchedRun:
         return {**hello, "place": self.spec.place.to_text()}
 
     def until_trainer_0_ends(self, signals: Sequence[bool]) -> int:
-        """The status of the run.
+        """Returns the status of the run when trainer 0 has ended.
 
-        The first of the ``signals`` ends it after the step under way, where it trains; the second one at once.
+        If it trains, the first of the ``signals`` ends the run after the current step, and the second at once.
         """
         waited_s, status = 0.0, None
         while status is None:
@@ -187,7 +188,7 @@ class _LaunchedRun:
         return status
 
     def close(self) -> None:
-        """Ends all processes, and removes what those that were killed left."""
+        """Ends all processes, and removes leftovers of killed ones."""
         self._supervisor.expect_end()
         if self._first.wait(self._order_s) is None:
             self._first.kill()
@@ -198,7 +199,7 @@ class _LaunchedRun:
         self._closing.close()
 
     def _begin(self, kept: Collection[str] = ()) -> None:
-        """Starts all trainers, and has all roles prepared that are not there yet."""
+        """Starts all trainers, and prepares all roles that do not exist yet."""
         self._stoppable = False
         self._first = self._launcher.start(RoleName.TRAINER, 0, self._life, None)
         served = (self._first.pipe, self._supervisor, self._set_stoppable, self._scale)
@@ -220,8 +221,8 @@ class _LaunchedRun:
         self._life += 1
         self._first.kill()
         self._first.wait()
-        self._serving.join(SAID_S)  # other numbers of processes, told last, hold from here on
-        newest = self.spec.newest()  # none is completed any more
+        self._serving.join(SAID_S)  # its last new numbers of processes apply from here on
+        newest = self.spec.newest()  # no further checkpoint is completed
         are_there = all(map(self._supervisor.has_all, self.spec.outliving))
         are_kept = newest is not None and are_there and not self._rows_move
         self.following, self._rows_move = None, False
@@ -245,13 +246,16 @@ class _LaunchedRun:
         self._begin(kept)
 
     def _killed(self) -> list[Handle]:
-        """Processes whose death is all trainers' that a signal ended, the one that came back least first: others may have crashed because it was gone."""
+        """Returns processes that a signal ended and that all trainers depend on.
+
+        The process with the fewest restarts comes first. Others may have crashed because it was gone.
+        """
         first = [self._first] if (self._first.status() or 0) < 0 else []
         killed = [*first, *self._supervisor.killed_for_all()]
         return sorted(killed, key=lambda handle: self.deaths[handle.key])
 
     def _may_restart_all(self) -> bool:
-        """Whether a signal killed a process for which all trainers may restart. One that raised an error would raise it again."""
+        """Returns whether all trainers may restart: only if a signal killed a process, since errors would repeat."""
         killed, most = self._killed(), self.spec.options.max_restarts
         if not killed or self._is_stopping:
             return False

@@ -15,12 +15,12 @@ NumProcesses = Annotated[int, Bounds(1, 1024)]
 
 
 class RoleResources(Options):
-    """Resources that each process of a role is given on a cluster.
+    """Resources of each process of a role on a cluster.
 
     Attributes:
-        cpus: cores; a trainer computes with as many threads, at least one.
+        cpus: cores; a trainer computes with this number of threads, at least one.
         gpus: devices.
-        memory: bytes; 0 asks for none in particular.
+        memory: bytes; 0 requests no particular amount.
     """
 
     cpus: NonNegative = 1.0
@@ -28,32 +28,32 @@ class RoleResources(Options):
     memory: Annotated[int, Bounds(0)] = 0
 
     def bundle(self) -> dict[str, float]:
-        """The resources by Ray's names, of a bundle of a placement group."""
+        """Returns the resources by Ray's names, for a bundle of a placement group."""
         named = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory)}
         return {name: amount for name, amount in named.items() if amount} or {"CPU": 0.001}
 
     def of_actor(self) -> dict[str, float]:
-        """The same, as options of an actor."""
+        """Returns the resources as options of an actor."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus} | (
             {"memory": self.memory} if self.memory else {}
         )
 
 
 class ClusterOptions(Options):
-    """Options of processes: where they run and listen.
+    """Options of processes: their launcher, their hosts and their addresses.
 
     Attributes:
         launcher: "local" starts them on this host, "ray" on the nodes of a cluster.
-        address: of the cluster: "auto" for the one of this node, or ``HOST:PORT`` of its head.
-        resources: role → what each of its processes is given on a cluster; by default a core, and a trainer that computes
-            on GPUs one of them.
-        autoscale: role → the fewest and the most processes of it, whose number then follows how busy they are while a run is on.
-        autoscale_every_s: seconds over which that is looked at before a change, and that pass after it before it is looked at again.
-        autoscale_beyond_cores: whether processes are added where no core of the host is left for them.
-        max_restarts: how often each process of a run may come back after it was killed; 0: the first death ends the run.
-        bind: the address of this host at which processes listen; with trainers on several hosts each needs its own,
-            as ``bind = "${HOST_IP}"``.
-        encrypt: whether TLS goes over all connections that are not within one host's memory; see ``docs/security.md``.
+        address: the cluster: "auto" for this node's cluster, or ``HOST:PORT`` of its head.
+        resources: role → resources of each of its processes on a cluster; by default a core, and a GPU for a trainer
+            that computes on GPUs.
+        autoscale: role → smallest and largest number of its processes. The number follows their load during a run.
+        autoscale_every_s: seconds of observation before a change, and of waiting after it.
+        autoscale_beyond_cores: true adds processes even if the host has no free core for them.
+        max_restarts: how often each killed process of a run may restart; 0: the first death ends the run.
+        bind: the address of this host at which processes listen. With trainers on several hosts, each host needs its
+            own, for example ``bind = "${HOST_IP}"``.
+        encrypt: true uses TLS for all connections that leave a host's memory; see ``docs/security.md``.
     """
 
     launcher: Literal["local", "ray"] = "local"
@@ -77,18 +77,18 @@ class ClusterOptions(Options):
                 raise ConfigError(told)
 
     def resources_of(self, counts: Mapping[str, int], *, on_gpus: bool) -> Mapping[RoleName, RoleResources]:
-        """The resources of a process of each role.
+        """Returns the resources of a process of each role.
 
         Args:
             counts: role → processes.
-            on_gpus: trainers compute there.
+            on_gpus: trainers compute on GPUs.
 
         Raises:
-            ConfigError: some are for a role that the run has not.
+            ConfigError: resources are given for a role that the run does not have.
         """
         for name in self.resources:
             if name not in counts:
-                raise ConfigError(f"resources: this run has no {name}; expected of {', '.join(counts)}")
+                raise ConfigError(f"resources: this run has no {name}; expected one of {', '.join(counts)}")
         trainer = RoleResources(gpus=1.0 if on_gpus else 0.0)
         names = [RoleName(name) for name in counts]
         default = {name: trainer if name == RoleName.TRAINER else RoleResources() for name in names}

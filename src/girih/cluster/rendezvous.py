@@ -15,16 +15,16 @@ from girih.comm.registry import Registry
 from girih.errors import ConfigError, RoleError
 
 PLAIN = (
-    "what trainers on several hosts send each other by gloo or NCCL cannot be encrypted; put all trainers on one host, or leave"
-    " encrypt out and connect the hosts by a network that nobody else reaches, as a VPN (docs/security.md)"
+    "messages of trainers on several hosts by gloo or NCCL cannot be encrypted; put all trainers on one host, or leave"
+    " encrypt out and connect the hosts by a private network, for example a VPN (docs/security.md)"
 )
 _HELLO = "hello"
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_GROUPS = itertools.count()  # of this process's trainers: the same on all ranks of a script
+_GROUPS = itertools.count()  # groups of this process's trainers: the same number on all ranks of a script
 
 
 class TorchStore(Protocol):
-    """The part of torch's stores that is used here."""
+    """The part of torch's stores that girih uses."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -35,7 +35,7 @@ Share = Callable[[TorchStore, Mapping[str, str] | None], AbstractContextManager[
 
 
 def count_started(trainers: int, *, has_launcher: bool) -> int | None:
-    """The number of trainers that a launcher or torchrun started; None in a process of its own.
+    """Returns the number of trainers that a launcher or torchrun started; None in a single process.
 
     Raises:
         ConfigError: another number than ``trainers``, if that is not 1.
@@ -56,10 +56,10 @@ def count_started(trainers: int, *, has_launcher: bool) -> int | None:
 
 
 def torchrun_store(size: int, bind: str, *, encrypt: bool) -> tuple[TorchStore, Share]:
-    """The store of torchrun's trainers, and how they share a secret through it.
+    """Returns the store of torchrun's trainers, and the function that shares a secret through it.
 
     Raises:
-        ConfigError: trainers on several hosts that cannot reach each other, or only in plain text.
+        ConfigError: trainers on several hosts cannot reach each other, or only without encryption.
     """
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -74,7 +74,7 @@ def torchrun_store(size: int, bind: str, *, encrypt: bool) -> tuple[TorchStore, 
         raise ConfigError(f"cluster.encrypt = true, LOCAL_WORLD_SIZE is not {size}: {PLAIN}")
     store, _, _ = next(rendezvous("env://"))
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"girih/{life}/{next(_GROUPS)}"  # an earlier trainer of a script left its own
+    prefix = f"girih/{life}/{next(_GROUPS)}"  # earlier trainers of a script left their keys
     return PrefixStore(prefix, store), share_privately if is_one_host else share_openly
 
 
@@ -88,7 +88,9 @@ def share_openly(store: TorchStore, hello: Mapping[str, str] | None) -> Iterator
 
 @contextmanager
 def share_privately(store: TorchStore, hello: Mapping[str, str] | None) -> Iterator[Mapping[str, str]]:
-    """Sends ``hello`` through a file that only this user can read; the store has its path. The file is removed after the body.
+    """Sends ``hello`` through a file that only this user can read. With None, receives it.
+
+    The store has the path of the file. The file is removed after the body.
 
     Raises:
         RoleError: the file is another user's.
@@ -109,13 +111,13 @@ def share_privately(store: TorchStore, hello: Mapping[str, str] | None) -> Itera
 
 
 def one_host(registry: Registry, rank: int, size: int, bind: str) -> str:
-    """The address at which collectives of trainers listen for each other, all of whom are on one host: loopback.
+    """Returns loopback, at which collectives listen if all trainers are on one host.
 
     Args:
-        bind: the address at which this trainer's host is reached.
+        bind: the address of this trainer's host.
 
     Raises:
-        ConfigError: they are on several.
+        ConfigError: they are on several hosts.
     """
     keys = [f"bind/{each}" for each in range(size)]
     registry.set(keys[rank], bind)

@@ -1,4 +1,4 @@
-"""Roles: what a process of a run can be, which module each one lives in, and what becomes of the run when one dies."""
+"""Roles of the processes of a run, the modules of the roles, and the consequences when a process dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum, StrEnum
 
 
 class RoleName(StrEnum):
-    """Names of roles, for every process of a run; the dense server of ``asynchronous`` is a thread of trainer 0."""
+    """Names of roles, for every process of a run. The dense server of ``asynchronous`` is a thread of trainer 0."""
 
     LOADER = "loader"
     EMBEDDING_WORKER = "embedding-worker"
@@ -20,7 +20,7 @@ class RoleName(StrEnum):
 
 
 def module_of(name: RoleName) -> str:
-    """The module that a process of a role imports while it waits to learn what to do; trainers are commands of their own."""
+    """Returns the module that a process imports while it waits for its role. Trainers are separate commands."""
     return f"girih.services.{name.replace('-', '_')}"
 
 
@@ -28,8 +28,8 @@ class RestartPolicy(Enum):
     """Policy for a run when a process of a role is killed."""
 
     END_RUN = "ends the run"
-    RESTART = "comes back alone"
-    RELOAD_ALL = "has all trainers begin anew"
+    RESTART = "restarts alone"
+    RELOAD_ALL = "restarts all trainers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ FAIL, RESTART, RELOAD_ALL = (
 
 
 class RestartRules:
-    """Decides which killed processes restart, and counts how often they did. It knows no process and no clock.
+    """Decides which killed processes restart, and counts their restarts. It knows no process and no clock.
 
     Attributes:
-        deaths: role and index → how often such a process was killed, and came back.
-        policies: by role; a role without one ends the run.
+        deaths: role and index → number of kills after which the process restarted.
+        policies: by role; a role without a policy ends the run.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -77,27 +77,27 @@ class RestartRules:
         return self.policies.get(name, FAIL).policy
 
     def may_restart(self, name: str, index: int, *, begun: bool) -> bool:
-        """Whether a killed process restarts alone."""
+        """Returns whether a killed process restarts alone."""
         alone = not begun or self.policy_of(name) is RestartPolicy.RESTART
         return alone and self.deaths[name, index] < self.max_restarts
 
     def why_ending(self, name: str, index: int, *, begun: bool) -> str:
-        """Why a killed process does not restart, and which option would change that."""
+        """Returns why a killed process does not restart, and the option that would change that."""
         policy, deaths = self.policies.get(name, FAIL), self.deaths[name, index]
         if not begun and name != RoleName.TRAINER:
-            return f"a process that has not begun is started again at most cluster.max_restarts = {self.max_restarts} times"
+            return f"a process that has not begun is restarted at most cluster.max_restarts = {self.max_restarts} times"
         if policy.policy is RestartPolicy.RESTART:
             if deaths < self.max_restarts:
                 return ""
             times = f"{deaths} time" + "s" * (deaths != 1)
-            return f"it had come back {times}, and cluster.max_restarts = {self.max_restarts}"
+            return f"it had restarted {times}, and cluster.max_restarts = {self.max_restarts}"
         if policy.policy is RestartPolicy.RELOAD_ALL:
-            return f"all trainers begin anew at most cluster.max_restarts = {self.max_restarts} times for it, and only under girih train"
+            return f"for it, all trainers restart at most cluster.max_restarts = {self.max_restarts} times, and only under girih train"
         return policy.why
 
 
 def title(name: str, index: int) -> str:
-    """As ``embedding-server 1``."""
+    """Returns the title of a process, for example ``embedding-server 1``."""
     return f"{name} {index}"
 
 
@@ -109,9 +109,9 @@ class HostSpec:
     """The host of one process.
 
     Attributes:
-        command: what goes before its command, as ``("ip", "netns", "exec", "left")``.
-        host: where it listens, and where others reach it.
-        environment: variables of its own, as ``GLOO_SOCKET_IFNAME``.
+        command: a prefix of its command, for example ``("ip", "netns", "exec", "left")``.
+        host: the address at which it listens, and others reach it.
+        environment: additional variables, for example ``GLOO_SOCKET_IFNAME``.
     """
 
     command: tuple[str, ...] = ()
@@ -120,9 +120,9 @@ class HostSpec:
 
 
 Hosts = Mapping[str, HostSpec]
-"""Title of a process, as ``trainer 0``, or name of a role, as ``embedding-server`` → its host_spec."""
+"""Title of a process, such as ``trainer 0``, or name of a role, such as ``embedding-server`` → its host."""
 
 
 def host_of(hosts: Hosts, name: str, index: int) -> HostSpec:
-    """The host_spec of one process."""
+    """Returns the host of one process."""
     return hosts.get(f"{name} {index}") or hosts.get(name) or HostSpec()

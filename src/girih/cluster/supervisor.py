@@ -1,4 +1,4 @@
-"""Keeps the processes of roles: has them started, watches them, and says which one failed."""
+"""Starts and watches the processes of roles, and reports which process failed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ POLL_S = 0.05
 KNOWN_S = 6.0
 REASON_S = 30.0
 STOPPED = 130
-"""The status of a trainer that a signal ended in good order."""
+"""The status of a trainer that ended cleanly after a signal."""
 
 
 class ProcessesFile:
     """Keeps ``processes.json`` in a run's directory.
 
     Args:
-        registry: where processes are registered.
+        registry: lists the processes.
         num_trainers: the trainers that the file lists.
     """
 
@@ -61,18 +61,19 @@ class ProcessesFile:
 
 
 class Supervisor:
-    """The roles of a run, by one launcher, and the trainers beside the first one.
+    """The roles of a run, started by one launcher, and the trainers except the first.
 
     Args:
-        registry: where addresses are noted, and trainers have noted themselves.
-        failed: called once, by a thread, with the error; all other roles are ended by then.
+        registry: receives the addresses of roles. Trainers register themselves.
+        failed: called once, by a thread, with the error, after all other roles were ended.
         num_trainers: the trainers that ``processes.json`` lists.
-        max_restarts: how often each process of a role may come back.
-        may_restart_all: called by a thread when a process failed. Says whether all trainers restart, so that the run goes on.
+        max_restarts: how often each process of a role may restart.
+        may_restart_all: called by a thread when a process failed. True if all trainers restart, so that the run goes
+            on.
 
     Attributes:
-        handles: all that were started and not ended since.
-        deaths: role and index → how often such a process was killed, and came back.
+        handles: processes that were started and not ended since.
+        deaths: role and index → number of kills after which the process restarted.
     """
 
     def __init__(
@@ -91,10 +92,10 @@ class Supervisor:
         self.deaths = self._rules.deaths
         self.handles: list[Handle] = []
         self._prepared: dict[tuple[str, int], Handle] = {}
-        self._starting: dict[tuple[str, int], tuple[Handle, bytes]] = {}  # do not listen yet; and their roles
+        self._starting: dict[tuple[str, int], tuple[Handle, bytes]] = {}  # not listening yet
         self._ending: set[Handle] = set()
         self._kept: set[str] = set()
-        self._begun: dict[tuple[str, int], bytes] = {}  # what those are that listened once
+        self._begun: dict[tuple[str, int], bytes] = {}  # the roles of processes that have listened
         self._error: Exception | None = None
         self._closing, self._known = threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -102,14 +103,14 @@ class Supervisor:
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """Restarts by role: of processes that came back because they were killed."""
+        """Restarts of killed processes, by role."""
         return self._rules.restarts
 
     def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
-        """Starts processes for roles that :meth:`start` will name: they load what they need meanwhile.
+        """Starts processes for the roles of a later :meth:`start`. Meanwhile they load their modules.
 
         Args:
-            again: whether the roles were ended and will restart, which a launcher does not prepare of itself.
+            again: True if the roles were ended and will restart, which a launcher does not prepare by itself.
         """
         for name, count in counts.items():
             for index in range(count):
@@ -117,20 +118,20 @@ class Supervisor:
                     self._prepared[name, index] = self._launch(RoleName(name), index)
 
     def start(self, name: str, specs: Sequence[bytes], failure_policy: FailurePolicy = FAIL) -> list[str]:
-        """Starts all processes of a role side by side; returns where they listen.
+        """Starts all processes of a role at the same time. Returns their addresses.
 
         Args:
-            specs: a pickled :class:`girih.comm.service.Service` each.
-            failure_policy: what becomes of the run when one of them is killed after it has begun.
+            specs: a pickled :class:`girih.comm.service.Service` for each process.
+            failure_policy: the consequence for the run when one of them is killed after it has begun.
 
         Raises:
-            RoleError: one could not begin.
+            RoleError: a process could not begin.
         """
         self._rules.policies[name] = failure_policy
         if name in self._kept:  # restarted trainers find the processes that outlived them
             self._kept.remove(name)
             kept = sorted((h for h in list(self.handles) if h.name == name), key=lambda handle: handle.index)
-            for survivor in kept:  # one may have been killed meanwhile
+            for survivor in kept:  # a survivor may have been killed meanwhile
                 survivor.wait_for_address(START_S)
             return [survivor.address for survivor in kept]
         keys = [(name, index) for index in range(len(specs))]
@@ -151,16 +152,16 @@ class Supervisor:
         return [handle.address for handle in started]
 
     def start_trainer(self, index: int, incarnation: int = 0) -> Handle:
-        """Starts a trainer beside the first one, which is no part of this."""
+        """Starts a trainer other than the first, which is not supervised here."""
         return self._launch(RoleName.TRAINER, index, None, incarnation)
 
     def end(self, name: str) -> None:
-        """Ends all processes of one role, which the run goes on without."""
+        """Ends all processes of one role. The run goes on without them."""
         self._end_processes(self._claim(lambda handle: handle.name == name), END_S)
         self._file.write(self.handles)
 
     def kill_all_but(self, kept: Collection[str]) -> None:
-        """Ends all processes at once, those of some roles excepted, which :meth:`start` finds as they are."""
+        """Ends all processes at once, except those of some roles, which :meth:`start` then finds unchanged."""
         self._prepared.clear()
         self._kept = set(kept)
         ended = self._claim(lambda handle: handle.name not in kept)
@@ -169,16 +170,16 @@ class Supervisor:
         self._end_processes(ended, END_S)
 
     def has_all(self, name: str) -> bool:
-        """Whether there are processes of a role that listen, and none of them ended."""
+        """Returns whether a role has processes, and all of them listen and live."""
         matches = [handle for handle in self.handles if handle.name == name]
         return bool(matches) and all(handle.address and handle.status() is None for handle in matches)
 
     def killed_for_all(self) -> list[Handle]:
-        """Killed processes for which all trainers restart: other trainers than the first, and roles with that policy."""
+        """Returns killed processes that restart all trainers: trainers except the first, roles with this policy."""
         return [handle for handle in list(self.handles) if self._is_for_all(handle)]
 
     def count_before_all_end(self, killed: Handle) -> None:
-        """Counts the death for which all restart, and new deaths of processes that restart alone. None of them acts any more."""
+        """Counts the death for which all restart, and new deaths of processes that restart alone."""
         with self._lock:
             for handle in {killed, *self.handles}:
                 restarts = self._rules.policy_of(handle.name) is RestartPolicy.RESTART
@@ -194,17 +195,17 @@ class Supervisor:
         return handle.name == RoleName.TRAINER or (reloads_all and handle.key in self._begun)
 
     def close(self, *, patience_s: float = END_S) -> None:
-        """Ends all: they are asked to (trainers end by themselves), then killed."""
+        """Ends all processes: asks them to end (trainers end by themselves), then kills them."""
         self._closing.set()
         self._end_processes(self._claim(lambda _: True), patience_s)
         self.show_in(None)
 
     def expect_end(self) -> None:
-        """From here on, processes that end are no failure."""
+        """Declares that processes that end from here on are no failure."""
         self._closing.set()
 
     def failure(self) -> Exception | None:
-        """Which process failed, if one did: a machine may be too busy to tell at once."""
+        """Returns the error of the failed process, if any. Waits, because a busy machine may report it late."""
         self._known.wait(KNOWN_S)
         if self._error is None and self._has_failed():
             self._known.wait(REASON_S)
@@ -223,7 +224,7 @@ class Supervisor:
         return not (status is None or expected or handle in self._ending)
 
     def _why_not_begun(self, handle: Handle) -> Exception:
-        """The error to raise where a process does not say where it listens: often another one ended before."""
+        """Returns the error for a process that does not report its address. Often another process ended before it."""
         if handle not in self._ending and handle.wait(END_S) is None:
             handle.kill()
             handle.wait()
@@ -231,10 +232,10 @@ class Supervisor:
         return (None if handle in self._ending else self.failure()) or error_of(handle)
 
     def _listening(self, key: tuple[str, int], until: float) -> Handle:
-        """The process that is to be a role, once it listens; where it is killed before, the one that takes its place.
+        """Returns the process of a role when it listens, or its replacement if it was killed before.
 
         Raises:
-            RoleError: none listens in time.
+            RoleError: no process listens in time.
         """
         while True:
             handle = self._starting[key][0]
@@ -244,10 +245,10 @@ class Supervisor:
                 is_over = handle in self._ending or self._closing.is_set()
                 if is_over or handle.status() is None or time.monotonic() > until:
                     raise self._why_not_begun(handle)
-                time.sleep(POLL_S)  # another thread decides whether another one takes its place
+                time.sleep(POLL_S)  # another thread decides if the process is replaced
 
     def _have_begun(self, keys: Sequence[tuple[str, int]], started: Sequence[Handle]) -> bool:
-        """Registers processes that all listen; False where another one took the place of one meanwhile."""
+        """Registers processes that all listen; False if one of them was replaced meanwhile."""
         with self._lock:
             if [self._starting[key][0] for key in keys] != list(started):
                 return False
@@ -263,7 +264,7 @@ class Supervisor:
         return handle
 
     def _claim(self, wanted: Callable[[Handle], bool]) -> list[Handle]:
-        """Processes to end, in whose place none comes any more."""
+        """Marks processes for their end, so that none of them is replaced. Returns them."""
         with self._lock:
             matches = [handle for handle in self.handles if wanted(handle)]
             self._ending.update(matches)
@@ -272,7 +273,7 @@ class Supervisor:
         return matches
 
     def _end_processes(self, handles: Sequence[Handle], patience_s: float) -> None:
-        """Asks processes to end, and kills those that do not in time."""
+        """Asks processes to end, and kills those that do not end in time."""
         for handle in handles:
             handle.end()
         until = time.monotonic() + patience_s
@@ -300,7 +301,7 @@ class Supervisor:
         self._bring_back(another, handle)
 
     def _replace(self, handle: Handle) -> Handle | None:
-        """Starts another process in place of a killed one; None if the run ends. Nobody knows anything of one that had not begun."""
+        """Replaces a killed process; None if the run ends. A process that had not begun keeps its incarnation."""
         key = handle.key
         starting, spec = self._starting.get(key, (None, None))
         is_unknown = handle in (starting, self._prepared.get(key))
@@ -310,7 +311,7 @@ class Supervisor:
             return None
         try:
             another = self._launch(*handle.key, incarnation=handle.incarnation + begun)
-        except OSError:  # the system starts no more processes
+        except OSError:  # the system cannot start more processes
             return None
         self.deaths[key] += 1
         self.handles.remove(handle)
@@ -323,8 +324,8 @@ class Supervisor:
         return another
 
     def _bring_back(self, another: Handle, killed: Handle) -> None:
-        """Registers and logs a process in place of a killed one. Another thread watches for its death."""
-        why, event = error_of(killed), "it is started again"
+        """Registers and logs a process that replaces a killed one. Another thread watches for its death."""
+        why, event = error_of(killed), "it is restarted"
         killed.close()
         if another.incarnation > killed.incarnation:
             if not another.wait_for_address(None):
@@ -340,7 +341,7 @@ class Supervisor:
 
     def _end_run(self, handle: Handle) -> None:
         self._closing.set()
-        if not was_killed(handle):  # it may have ended because another was killed
+        if not was_killed(handle):  # it may have ended because another process was killed
             killed = [
                 other for other in list(self.handles) if was_killed(other) and other not in self._ending
             ]
@@ -357,25 +358,25 @@ class Supervisor:
 
 
 def was_killed(handle: Handle) -> bool:
-    """Whether a signal ended a process."""
+    """Returns whether a signal ended a process."""
     return (handle.status() or 0) < 0
 
 
 def register_process(registry: Registry, handle: Handle) -> None:
-    """Registers where a process listens."""
+    """Registers a process's address."""
     entry = Entry(handle.address, handle.incarnation, handle.pid, handle.host)
     register(registry, *handle.key, entry)
 
 
 def rows_kept_in(life: int) -> str:
-    """The registry's key that says that servers kept their rows for this life of the trainers."""
+    """Returns the registry's key which says that servers kept their rows for this incarnation of the trainers."""
     return f"rows/{life}"
 
 
 def error_of(handle: Handle, more: str = "") -> Exception:
-    """The error to raise because this process ended; ``more`` is said of one that was killed."""
+    """Returns the error for the end of a process; ``more`` is added if a signal killed it."""
     status, why = handle.status() or 0, handle.last_words()
-    if status == 2 and why.startswith("girih: "):  # the user's mistake, as this process would tell it
+    if status == 2 and why.startswith("girih: "):  # the user's mistake, in that process's words
         return ConfigError(why.splitlines()[-1].removeprefix("girih: "))
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     reason = (f": {why}" if why else "") + (f"; {more}" if more else "")

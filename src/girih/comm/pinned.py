@@ -1,9 +1,9 @@
-"""Numbers on their way between a GPU and the wire: pinned memory that is used again, and a stream for each direction.
+"""Copies numbers between a GPU and the wire: pinned memory that is reused, and a stream for each direction.
 
-A copy between pinned memory and a GPU is done beside whatever the GPU computes. So memory is used again only once the
-copy that reads it is done, which torch's allocator sees to, or once whoever reads what has arrived lets go of it.
+A copy between pinned memory and a GPU runs while the GPU computes. So memory is reused only after the copy that reads
+it, which torch's allocator ensures. Memory of arrivals is reused when their reader releases it.
 
-Where there is no GPU the same code copies at once: streams and events are None.
+Without a GPU the same code copies at once: streams and events are None.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _ALIGNED = 64  # numbers: arrays that travel together begin at multiples of 256 
 
 
 class _CopyLane:
-    """A direction, with its stream."""
+    """One direction, with its stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def pinned(self, size: int) -> Tensor:
-        """Memory of the host, float32[size]; torch uses it again once copies that are under way are done."""
+        """Returns memory of the host, float32[size]. torch reuses it after the copies in progress are done."""
         return torch.empty(size, dtype=torch.float32, pin_memory=self.stream is not None)
 
     def running(self) -> contextlib.AbstractContextManager[object]:
-        """Has what is launched within run on the stream."""
+        """Returns a context in which kernels and copies run on the lane's stream."""
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def recorded(self) -> torch.cuda.Event | None:
-        """An event that comes when all that the stream was given until now is done."""
+        """Returns an event that is reached when all earlier work of the stream is done; None without a GPU."""
         if self.stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -52,9 +52,9 @@ class Sent:
     """Arrays on their way to a device.
 
     Attributes:
-        whole: float32[·], all of them; its memory came from the stream that copies.
-        tensors: the arrays, which are parts of it.
-        ready: comes when they are there.
+        whole: float32[·], all of them; allocated by the copying stream.
+        tensors: the arrays, which are parts of ``whole``.
+        ready: the event after which they have arrived.
     """
 
     whole: Tensor
@@ -62,7 +62,7 @@ class Sent:
     ready: torch.cuda.Event | None
 
     def taken_over(self) -> Sequence[Tensor]:
-        """The arrays, for which the current stream of the device waits; the host does not."""
+        """Returns the arrays. The current stream of the device waits for them, but the host does not."""
         if self.ready is not None:
             stream = torch.cuda.current_stream(self.whole.device)
             stream.wait_event(self.ready)
@@ -74,7 +74,7 @@ class ToDevice(_CopyLane):
     """The way from the wire to a device; for one thread."""
 
     def send(self, arrays: Sequence[Floats]) -> Sent:
-        """Copies arrays, float32[...], to the device, all at once; does not wait for it, nor for the arrays' memory any more."""
+        """Begins to copy arrays, float32[...], to the device at once. Afterwards their memory is free."""
         places, total = _places([array.size for array in arrays])
         pinned = self.pinned(total)
         numbers = pinned.numpy()
@@ -99,7 +99,7 @@ class PendingCopy:
 
     @contextlib.contextmanager
     def arrived(self) -> Iterator[list[Floats | None]]:
-        """Waits for them. From any thread."""
+        """Yields the arrays when they have arrived. Callable from any thread."""
         if self.ready is not None:
             self.ready.synchronize()
         yield self.arrays
@@ -109,7 +109,7 @@ class FromDevice(_CopyLane):
     """The way from a device to the wire."""
 
     def begin(self, tensors: Sequence[Tensor | None]) -> PendingCopy:
-        """Begins to copy tensors, float32[...], or None, behind what the current stream has been given; waits for nothing."""
+        """Begins to copy tensors, float32[...] or None, after the current stream's earlier work. Never waits."""
         sizes = [0 if tensor is None else tensor.numel() for tensor in tensors]
         places, total = _places(sizes)
         pinned = self.pinned(total)
@@ -130,7 +130,7 @@ class FromDevice(_CopyLane):
 
 
 class Parcels:
-    """One array at a time between a device and the wire, which gets memory of its own; for one thread."""
+    """Moves one array at a time between a device and the wire, which gets separate memory; for one thread."""
 
     def __init__(self, device: torch.device) -> None:
         on_cpu = device.type == "cpu"
@@ -138,13 +138,13 @@ class Parcels:
         self._back = None if on_cpu else FromDevice(device)
 
     def there(self, array: NDArray[Any]) -> Tensor:
-        """An array of the wire, float32[n], on the device, behind which the current stream comes; the host does not wait."""
+        """Returns an array of the wire, float32[n], on the device. The current stream waits; the host does not."""
         if self._to is None:
             return torch.from_numpy(np.array(array))
         return self._to.send([array]).taken_over()[0]
 
     def back(self, tensor: Tensor) -> Floats:
-        """A tensor of the device, float32[n], which nothing else uses, for the wire; the host waits for it."""
+        """Returns a tensor of the device, float32[n], for the wire. The host waits. Nothing else may use the tensor."""
         if self._back is None:
             found: Floats = tensor.numpy()
             return found
@@ -153,6 +153,6 @@ class Parcels:
 
 
 def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Returns where arrays of some sizes begin in one that holds all of them, and its size."""
+    """Returns where arrays of some sizes begin in one array that holds all of them, and its size."""
     ends = np.cumsum([_ALIGNED * math.ceil(size / _ALIGNED) for size in sizes]).tolist()
     return [0, *ends][: len(sizes)], (ends[-1] if ends else 0)

@@ -1,4 +1,4 @@
-"""Connections between the processes of a run, and the base class of all that answer requests."""
+"""Connections between the processes of a run, and the base class of all services that answer requests."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def listen(
     """Answers requests with ``handler`` until the server is closed.
 
     Args:
-        handler: called on the server's thread for each request, once; it must be quick, and may leave the reply to
-            another thread. An exception that it raises is the reply.
-        address: ``tcp://HOST:PORT`` (``*``: any free port), ``tls://HOST:PORT``, or ``shm://`` for this host. Loopback unless
-            another host is named. Data travel in the clear but with ``tls``; the secret does not travel.
-        secret: what clients must know.
-        incarnation: how often this process's role and index has been restarted; clients are told.
-        gone: called on the server's thread with the number of a client that left or is forgotten. Be quick.
-        patience_s: a client without a connection for so long is forgotten; by default two minutes.
+        handler: called once for each request, on the server's thread. It must be quick, and may leave the reply to
+            another thread. If it raises an exception, the exception is the reply.
+        address: ``tcp://HOST:PORT`` (``*``: any free port), ``tls://HOST:PORT``, or ``shm://`` for this host. The
+            default is loopback. Data travel unencrypted except with ``tls``. The secret does not travel.
+        secret: clients must know it.
+        incarnation: the number of restarts of this process's role and index; sent to clients.
+        gone: called on the server's thread with the number of a client that left or is forgotten. It must be quick.
+        patience_s: a client without a connection for this time is forgotten; by default two minutes.
 
     Raises:
-        WireError: the address cannot be listened at.
+        WireError: the server cannot listen at the address.
     """
     endpoint = parse_address(address)
     listener = SocketListener(endpoint, *endpoint.listen())
@@ -62,21 +62,21 @@ def listen(
 def connect(
     address: str, *, secret: bytes, timeout_s: float = 40.0, resolve: Callable[[], str] | None = None
 ) -> Client:
-    """Connects to a server; returns at once, whether it is there or not.
+    """Connects to a server. Returns at once, even if the server is not there yet.
 
-    A connection that breaks is made again, and the session goes on: each call happens once. Calls that the server's
-    process took along when it ended fail with ``Lost``; later ones go to its next life.
+    A broken connection is made again, and the session goes on: each call is executed once. If the server's process
+    ended, its open calls fail with ``Lost``, and later calls go to its next incarnation.
 
     Args:
         address: ``Server.address``.
         secret: the server's.
-        timeout_s: a call that finds no connection for so long fails with ``WireTimeout``. While there is one, a call
-            takes as long as it takes.
-        resolve: asked for the address before each attempt to connect again, as a restarted server listens elsewhere;
-            LookupError: not known yet. Without it, calls fail at once when nobody listens any more.
+        timeout_s: a call that finds no connection for this time fails with ``WireTimeout``. With a connection, a call
+            may take any time.
+        resolve: returns the address before each reconnection, because a restarted server listens elsewhere. It raises
+            LookupError while the address is unknown. Without it, calls fail at once when nobody listens any more.
 
     Raises:
-        WireError: the address cannot be connected to.
+        WireError: no connection to the address is possible.
     """
     client = Client(dialer, address, secret=secret, timeout_s=timeout_s, resolve=resolve)
     _SECRETS[client] = secret
@@ -84,7 +84,7 @@ def connect(
 
 
 def abort_clients(secret: bytes) -> None:
-    """Closes the clients of this process that know a secret, the run's: calls in progress raise ``WireError``."""
+    """Closes the clients of this process that use the run's secret. Their calls in progress raise ``WireError``."""
     for client, known in list(_SECRETS.items()):
         if known == secret:
             with contextlib.suppress(GirihError, OSError):
@@ -92,30 +92,30 @@ def abort_clients(secret: bytes) -> None:
 
 
 def dialer(address: str) -> Dialer:
-    """The dialer that connects to an address.
+    """Returns the dialer that connects to an address.
 
     Raises:
-        WireError: it is none.
+        WireError: the address is invalid.
     """
     return SocketDialer(parse_address(address))
 
 
 @dataclass(kw_only=True)
 class Service:
-    """A server of a run: its settings, which reach its process by pickle, through a private pipe, and its answers to requests.
+    """A server of a run: its settings, and its answers to requests. Pickled to its process through a private pipe.
 
-    A request is done by the method ``on_`` with the name of its verb, and an exception is the answer too. Requests are done one after
-    the other, by one thread, unless a subclass has more of them.
+    The method ``on_`` with the name of the verb does a request. If it raises an exception, the exception is the answer.
+    One thread does the requests, one after the other, unless a subclass has more threads.
 
-    One that restarts may have an attribute ``recovery_note``, a line on the state in which it found its data.
+    A service that restarts may have an attribute ``recovery_note``: a line on the state in which it found its data.
 
     Attributes:
-        name: its role, where it is a process of its own. verbs: what is asked of it.
-        index: which of its role.
-        address: where to listen. secret: what callers prove to know. patience_s: see :func:`listen`.
-        incarnation: how often this role and index has been restarted, set in its process.
-        stats: of its process; they have how long requests took, how many wait, and how long threads worked.
-        num_threads: threads that do requests. share: see :meth:`girih.telemetry.busy.Busy.working`, of each of them.
+        name: its role, if it is a separate process. verbs: its kinds of requests.
+        index: its index in the role.
+        address: its endpoint. secret: callers prove that they know it. patience_s: see :func:`listen`.
+        incarnation: the number of restarts of this role and index, set in its process.
+        stats: the statistics of its process, with the time of requests, the queue length, and the busy time of threads.
+        num_threads: threads that do requests. share: see :meth:`girih.telemetry.busy.Busy.working`, for each thread.
     """
 
     name: ClassVar[str]
@@ -130,13 +130,13 @@ class Service:
     share: float = field(default=1.0, init=False)
 
     def run(self, ready: Callable[[str], None], stop: threading.Event) -> None:
-        """Serves until ``stop`` is set; says where it listens by ``ready``, once."""
+        """Serves until ``stop`` is set. Calls ``ready`` once with its address."""
         with ExitStack() as closing:
             ready(self.listen(closing))
             stop.wait()
 
     def listen(self, closing: ExitStack) -> str:
-        """Opens the service and answers requests until ``closing`` is closed; returns where it listens."""
+        """Opens the service and answers requests until ``closing`` is closed; returns its address."""
         self.open(closing)
         server = listen(
             self.handle,
@@ -149,7 +149,7 @@ class Service:
         return closing.enter_context(server).address
 
     def open(self, closing: ExitStack) -> None:
-        """Makes what requests need; subclasses add to it. ``closing`` ends what was made last first."""
+        """Makes the resources for requests. Subclasses extend it. ``closing`` releases them in reverse order."""
         methods = ((verb, getattr(self, f"on_{verb.name.lower()}", None)) for verb in self.verbs)
         self._methods = {int(verb): method for verb, method in methods if method is not None}
         self._pool = closing.enter_context(ThreadPoolExecutor(self.num_threads, "girih-serve"))
@@ -157,24 +157,24 @@ class Service:
         self.stats.watch(self._live)
 
     def handle(self, request: Request) -> None:
-        """Takes a request in."""
+        """Accepts a request."""
         self.answer(request, partial(self._methods[request.frame.kind], request))
 
     def answer(self, request: Request, work: Callable[[], None]) -> None:
-        """Does the work of a request, and counts how long its answer takes."""
+        """Does the work of a request, and measures the time until its answer."""
         name = self.verbs(request.frame.kind).name.lower()
         request.answered = partial(self.stats.requests.add, name)
         self.later(request, work)
 
     def forget(self, client: int) -> None:
-        """Drops what a client left that does not come back. Called by the server's thread: be quick."""
+        """Drops the state of a client that does not come back. The server's thread calls it: be quick."""
 
     def later(self, request: Request, work: Callable[[], None]) -> None:
-        """Does work for a request after all that waits."""
+        """Does work for a request after all waiting work."""
         self.afterwards(partial(attempt, request, work))
 
     def afterwards(self, work: Callable[[], None]) -> None:
-        """Does work that nobody waits for after all that waits; whoever asks for what it failed to do is told."""
+        """Does work that nobody waits for, after all waiting work. It must report its failures to later callers."""
         self._count_waiting(1)
         self._pool.submit(self._run_work, work)
 
@@ -197,15 +197,15 @@ class Service:
         request.reply((), (as_text(self.snapshot(spans=bool(request.frame.fields[0]))),))
 
     def snapshot(self, *, spans: bool) -> object:
-        """The statistics of the process as plain values."""
+        """Returns the statistics of the process as plain values."""
         return self.stats.snapshot(spans=spans)
 
 
 class Meeting(Generic[T]):
-    """Messages of members who wait until all are there.
+    """Collects one message from each member until all members are there.
 
     Attributes:
-        waiting: messages by member. absent: members who are not waited for.
+        waiting: messages by member. absent: members that need not come.
     """
 
     def __init__(self, size: int) -> None:
@@ -215,18 +215,18 @@ class Meeting(Generic[T]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nobody is waited for any more."""
+        """True if no member is missing."""
         return len(self.waiting.keys() | self.absent) == self._size
 
     def end(self) -> list[T]:
-        """The messages, in the order of members; the next meeting begins."""
+        """Returns the messages, in the order of members, and begins the next meeting."""
         messages = [self.waiting[member] for member in sorted(self.waiting)]
         self.waiting = {}
         return messages
 
 
 def attempt(request: Request, work: Callable[[], None]) -> None:
-    """Does work for a request; answers it by what goes wrong."""
+    """Does work for a request. If the work raises an error, the error is the answer."""
     try:
         work()
     except Exception as error:
@@ -234,27 +234,27 @@ def attempt(request: Request, work: Callable[[], None]) -> None:
 
 
 def as_text(value: object) -> NDArray[np.uint8]:
-    """JSON as an array."""
+    """Returns a value as JSON in an array."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def from_text(array: NDArray[Any]) -> Any:
-    """The inverse of :func:`as_text`."""
+    """Reverses :func:`as_text`."""
     return json.loads(array.tobytes())
 
 
 def as_integer(number: float) -> int:
-    """The bits of a float64."""
+    """Returns the bits of a float64."""
     return int(np.float64(number).view(np.int64))
 
 
 def as_float(bits: int) -> float:
-    """The inverse of :func:`as_integer`."""
+    """Reverses :func:`as_integer`."""
     return float(np.int64(bits).view(np.float64))
 
 
 def answer(reply: Reply) -> Frame:
-    """Waits for an answer; raises what the other process raised."""
+    """Waits for an answer. Raises the error of the other process."""
     try:
         return reply.wait()
     except RemoteError as error:
@@ -269,10 +269,10 @@ def answers(
     *,
     again: bool = False,
 ) -> list[Frame]:
-    """Asks all of them the same, side by side; waits for their answers, and raises the first error once all are here.
+    """Sends the same call to all clients at once and waits for all answers. Then raises the first error.
 
     Args:
-        again: asks one again that was restarted before it answered, for what may be done twice.
+        again: repeats a call to a process that restarted before it answered. Only for calls that may run twice.
     """
     asked = [(client, client.call(kind, fields, arrays)) for client in clients]
     found: list[Frame] = []
@@ -291,13 +291,13 @@ def answers(
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as an array that may be written, as torch wants it; a copy where it may not be.
+    """Returns the same memory as a writable array, as torch needs it; a copy if the memory is not writable.
 
-    What comes over a wire is read-only, and is this process's alone.
+    Received arrays are read-only, but no other process uses them.
     """
     array = array.view()
     try:
         array.flags.writeable = True
-    except ValueError:  # of a message that is bytes
+    except ValueError:  # the message is a bytes object
         return np.array(array)
     return array

@@ -6,6 +6,7 @@ options against a callable's signature (models, ``torch.optim``), and :func:`pla
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,7 +16,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union
 
@@ -34,6 +35,15 @@ _MOST_SHOWN = 200  # characters of a value in errors
 _TOO_LARGE = 1 << 1023  # integers from here on are no floats
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
 """A list whose strings lost their quotes to a shell."""
+
+
+@contextlib.contextmanager
+def located(where: object) -> Iterator[None]:
+    """Begins errors of the body with their place."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[str, Any]:
@@ -400,10 +410,8 @@ def _build_dataclass(cls: type, value: object, where: str) -> object:
     for key, required in known.items():
         if required and key not in arguments:
             raise ConfigError(f"{where}: key {key!r} is missing")
-    try:
+    with located(where):
         return cls(**arguments)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
 
 
 def _shown(value: object) -> str:

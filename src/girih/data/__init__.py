@@ -1,6 +1,6 @@
-"""Sources and formats to batches; positions that can be resumed from.
+"""Makes batches from sources and formats, and positions to resume from.
 
-Names are loaded on first use: processes that keep rows know batches, and read no files.
+Names are loaded on first use, because processes that keep rows use batches but read no files.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ class Share:
     """One trainer's part of a step's batch.
 
     Attributes:
-        num_examples: examples of the whole batch.
-        weight: the weight of this part's mean loss in that of the whole.
-        label_scale: float64[T], of the whole batch: see :func:`girih.data.batch.label_scale`; None where all labels count
+        num_examples: number of examples of the whole batch.
+        weight: the weight of this part's mean loss in the mean loss of the whole batch.
+        label_scale: float64[T], of the whole batch: see :func:`girih.data.batch.label_scale`; None if all labels count
             for all examples.
-        sample: for ids that are not here, the number of the embedding worker that has them, and the number under
-            which it keeps them (Persia §4.1, steps 1 and 3).
-        again: has them kept once more, where that worker came back without them; returns what ``sample`` is from then on. None
-            where nobody can.
+        sample: set if the ids are elsewhere: the number of the embedding worker that keeps them, and the number under
+            which they are kept (Persia §4.1, steps 1 and 3).
+        again: sends the ids again to a worker that restarted without them, and returns the new ``sample``. None if that
+            is impossible.
     """
 
     num_examples: int
@@ -46,20 +46,20 @@ class Share:
 class Batch:
     """B examples, feature by feature (feature-major), as in a column store.
 
-    Arrays are for reading: they are parts of larger ones, and batches may share one. While any part of such
-    a larger one is referred to, its memory (for ids about 16 MB, or 4,096 rows) stays.
+    Do not write into the arrays: they are slices of larger arrays, and batches may share one. A larger array (for ids
+    about 16 MB, or 4,096 rows) stays in memory while any slice of it is in use.
 
     Attributes:
-        ids: int64[N]; the ids of feature 0 for all examples, then those of feature 1, and so on.
+        ids: int64[N]; the ids of feature 0 for all examples, then the ids of feature 1, and so on.
         offsets: int32[F·B+1]; the bag of feature f in example b is ``ids[offsets[f·B+b]:offsets[f·B+b+1]]``.
-        weights: float32[N], one weight per id, or None where all are 1.
-        numeric: float32[B, X]; NaN marks a null of a feature that is still to be standardized.
-        labels: float32[B, T], finite, those that do not count 0; T is 0 where the data has none (prediction).
-        example_weights: float32[B], or None where all are 1.
-        label_weights: float32[B, T], how much an example counts for a label, beside its own weight: 0 where the label is
-            missing or masked out; None where all count alike.
-        kept: a ``pyarrow.Table`` of B rows with the columns that the reader was asked to keep, or None.
-        share: the part of a step's batch that this is; None is the whole.
+        weights: float32[N], one weight per id, or None if all are 1.
+        numeric: float32[B, X]; NaN marks a null of a feature that is not standardized yet.
+        labels: float32[B, T], finite; 0 for a label that does not count. T is 0 if the data has no labels (prediction).
+        example_weights: float32[B], or None if all are 1.
+        label_weights: float32[B, T], the weight of an example for a label, in addition to the example's own weight. 0
+            if the label is missing or masked out. None if all are equal.
+        kept: a ``pyarrow.Table`` of B rows with the columns of the option ``keep``, or None.
+        share: this part's place in a step's batch; None if the batch is whole.
         num_examples: B.
     """
 
@@ -75,7 +75,7 @@ class Batch:
     num_examples: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_examples", len(self.numeric))  # a step asks for it often
+        object.__setattr__(self, "num_examples", len(self.numeric))  # stored, because steps read it often
 
     @property
     def num_features(self) -> int:
@@ -83,7 +83,7 @@ class Batch:
         return (len(self.offsets) - 1) // self.num_examples if self.num_examples else 0
 
     def first_ids(self, feature: int) -> I64:
-        """int64[B]: the first id of one feature in each example; that of null for an empty bag."""
+        """Returns int64[B]: the first id of one feature in each example, or :data:`NULL_ID` for an empty bag."""
         size = self.num_examples
         starts, ends = (
             self.offsets[feature * size + shift : (feature + 1) * size + shift] for shift in (0, 1)
@@ -100,7 +100,7 @@ class Batch:
 
     @property
     def has_single_ids(self) -> bool:
-        """Whether each bag is one id."""
+        """True if each bag holds one id."""
         if len(self.ids) != len(self.offsets) - 1:
             return False
         bounds = single_bags(len(self.ids))
@@ -108,7 +108,7 @@ class Batch:
 
 
 def offsets_of(lengths: NDArray[Any], kind: type[np.integer] = np.int64) -> NDArray[Any]:
-    """The offsets of lists whose lengths, in a row, are these: int64[R + 1], or of another kind."""
+    """Returns the offsets of lists with these lengths: int64[R + 1], or another integer type."""
     offsets = np.zeros(lengths.size + 1, kind)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -116,16 +116,16 @@ def offsets_of(lengths: NDArray[Any], kind: type[np.integer] = np.int64) -> NDAr
 
 @lru_cache(maxsize=64)
 def single_bags(count: int) -> I32:
-    """Offsets of so many bags of one id each, int32[count + 1], read only."""
+    """Returns the offsets of ``count`` bags of one id each, int32[count + 1], read only."""
     bounds = np.arange(count + 1, dtype=np.int32)
     bounds.flags.writeable = False
     return bounds
 
 
 def share_of(batch: Batch, rank: int, num_trainers: int) -> Batch:
-    """One trainer's examples: neighbours, as many as the others have, or one more or less.
+    """Returns one trainer's examples: consecutive examples, in shares whose sizes differ by at most one.
 
-    Where trainers are more than examples, some shares are empty.
+    If there are more trainers than examples, some shares are empty.
     """
     size = batch.num_examples
     first, behind = rank * size // num_trainers, (rank + 1) * size // num_trainers
@@ -137,15 +137,15 @@ def share_of(batch: Batch, rank: int, num_trainers: int) -> Batch:
 
 
 def label_scale(batch: Batch) -> F64 | None:
-    """The factors of label weights, so that each label's loss is the mean over the examples that count for it.
+    """Returns the factors of label weights that make each label's loss the mean over the examples that count for it.
 
-    The step's loss is (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt, w being example weights and m label weights. With
-    s_t = Σ_b w_b / Σ_b w_b·m_bt it is a mean over examples, of (1/T) Σ_t s_t·m_bt·l_bt, and so parts of a batch, each of which
-    knows only its own examples and s, add up to exactly that: no mean of means.
+    The step's loss is (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt, with example weights w and label weights m. With s_t
+    = Σ_b w_b / Σ_b w_b·m_bt this loss is a mean over examples of (1/T) Σ_t s_t·m_bt·l_bt. So the parts of a batch need
+    only their own examples and s, and their losses add up to exactly this mean. It is not a mean of means.
 
     Returns:
-        float64[T], those of the step's whole batch where this is a part; 0 for a label that counts nowhere in it. None
-        where labels have no weights.
+        float64[T], for the step's whole batch if this is a part of it; 0 for a label that counts for no example of it. None
+        if labels have no weights.
     """
     if batch.label_weights is None:
         return None
@@ -159,9 +159,10 @@ def label_scale(batch: Batch) -> F64 | None:
 
 
 def slices_of(batch: Batch, count: int) -> list[slice]:
-    """The examples of so many micro-batches: neighbours, as many in each, or one more or less.
+    """Returns the examples of ``count`` micro-batches: consecutive, with sizes that differ by at most one.
 
-    None is empty, unless the batch is, or is a part of a step's: there all trainers have as many micro-batches.
+    No part is empty, unless the batch is empty. A share of a step's batch may also have empty parts, because all
+    trainers have the same number of micro-batches.
     """
     size = batch.num_examples
     if batch.share is None:
@@ -170,10 +171,10 @@ def slices_of(batch: Batch, count: int) -> list[slice]:
 
 
 def micro_batches(batch: Batch, count: int) -> list[tuple[slice, Batch]]:
-    """A batch cut into micro-batches as a dense half takes them: their examples, and these without ids.
+    """Cuts a batch into micro-batches for a dense half: pairs of their examples and the micro-batch without ids.
 
-    The weight of each one's mean loss is its part in the step's, so that their losses and gradients add up to the
-    batch's (PICASSO §III-C, D-interleaving).
+    The weight of each mean loss is its part of the step's loss. So losses and gradients add up to the values of the
+    whole batch (PICASSO §III-C, D-interleaving).
     """
     if count == 1:
         return [(slice(0, batch.num_examples), batch)]
@@ -188,7 +189,7 @@ def micro_batches(batch: Batch, count: int) -> list[tuple[slice, Batch]]:
 
 
 def cut(batch: Batch, first: int, behind: int) -> Batch:
-    """The examples from ``first`` up to ``behind``."""
+    """Returns the examples from ``first`` up to ``behind``."""
     size, num_features = batch.num_examples, batch.num_features
     starts = np.arange(num_features) * size
     begins, ends = (batch.offsets[starts + place].astype(np.int64) for place in (first, behind))
@@ -213,7 +214,7 @@ def cut(batch: Batch, first: int, behind: int) -> Batch:
 
 
 def _weight(part: Batch, whole: Batch) -> float:
-    """The weight of the part's mean loss in the whole's: see ``bce_with_logits``."""
+    """Returns the weight of the part's mean loss in the mean loss of the whole: see ``bce_with_logits``."""
     if whole.example_weights is None or part.example_weights is None:
         return part.num_examples / max(1, whole.num_examples)
     total = float(whole.example_weights.sum(dtype=np.float64))

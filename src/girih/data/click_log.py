@@ -1,12 +1,12 @@
-"""An endless click log whose click probabilities are known, and so the best AUC that any model can reach.
+"""An endless synthetic click log with known click probabilities, and so with a known best AUC.
 
-Row r is a function of (seed, r) alone, so that the log can be made in any pieces, in any order.
+Row r depends only on (seed, r), so the log can be made in any pieces, in any order.
 
     logit = bias + Σ_f a_f·w(id_f) + b·s·⟨p(user), q(item)⟩ + c·s·⟨p(user), mean q(tags)⟩
                  + d·s·⟨p(context), q(item)⟩ + Σ_x e_x·z_x
 
-The latent vectors p and q and the weights w are hashes of the id; the factor s makes rare ids matter less,
-as nobody could learn them; z_x is the numeric feature, standardized, and 0 where it is null.
+The latent vectors p and q and the weights w are hashes of the id. The factor s reduces the effect of rare ids, which no
+model could learn. z_x is the numeric feature, standardized, and 0 if the feature is null.
 
 Shapes: R rows, K latent dimensions.
 """
@@ -32,7 +32,7 @@ NUM_CONTEXTS = 48
 NUM_TAGS = 400
 MAX_TAGS = 5
 NULL_SHARE = 0.05
-_SCALE = np.sqrt(12.0)  # of a uniform number, to variance 1
+_SCALE = np.sqrt(12.0)  # scales a uniform number to variance 1
 
 
 def click_log(
@@ -49,17 +49,17 @@ def click_log(
 
     Args:
         num_features: scalar categorical features: ``user``, ``item``, ``context``, then ``f3``, ``f4``, …
-        cardinality: how many users there are, and values of ``f3``, …; of items a quarter.
-        zipf: exponent of the frequencies of ids; a larger one gives fewer ids more of the rows.
+        cardinality: number of users, and of values of ``f3``, …; there are a quarter as many items.
+        zipf: exponent of the frequencies of ids; with a larger exponent, fewer ids get more of the rows.
         num_numeric: numeric features ``x0`` (log-normal), ``x1`` (normal), and so on in turn; some are null.
         seed: of a whole log, its model included.
 
     Returns:
-        A ``pyarrow.Table`` with those columns, ``tags`` (a list, some null) and ``click``; and the
-        probabilities that the clicks were drawn from, float64[R]: their AUC on ``click`` is the ceiling.
+        A ``pyarrow.Table`` with these columns, ``tags`` (a list, some null) and ``click``. Also the probabilities that the
+        clicks were drawn from, float64[R]: their AUC on ``click`` is the ceiling.
 
     Raises:
-        ConfigError: an argument that makes no log.
+        ConfigError: an invalid argument.
     """
     build(Count, num_examples, "num_examples")
     build(Count, cardinality, "cardinality")
@@ -98,7 +98,7 @@ def click_log(
 
 
 def click_log_schema(*, num_features: int = 3, num_numeric: int = 2, dim: int = 16) -> Schema:
-    """The schema of :func:`click_log`, label ``click``."""
+    """Returns the schema of :func:`click_log`, with label ``click``."""
     names = ["user", "item", "context", *(f"f{place}" for place in range(3, num_features)), "tags"]
     features: list[Feature] = [Categorical(name=name, dim=dim) for name in names]
     for place in range(num_numeric):
@@ -118,26 +118,26 @@ _CONTEXTS = [
 
 @dataclass(frozen=True, slots=True)
 class _Draws:
-    """Random numbers of some rows: hashes of (seed, purpose, row or id)."""
+    """Random numbers for some rows: hashes of (seed, purpose, row or id)."""
 
     seed: int
     rows: U64
 
     def traits(self, purpose: str, keys: NDArray[Any]) -> F64:
-        """float64[R] of mean 0 and variance 1, the same for the same key."""
+        """Returns float64[R] of mean 0 and variance 1, equal for equal keys."""
         return np.asarray((_unit(self._hash(purpose, keys)) - 0.5) * _SCALE)
 
     def uniform(self, purpose: str) -> F64:
-        """float64[R] in (0, 1), one a row."""
+        """Returns float64[R] in (0, 1), one per row."""
         return _unit(self._hash(purpose, self.rows))
 
     def normal(self, purpose: str) -> F64:
-        """float64[R], standard normal, one a row (Box & Muller 1958)."""
+        """Returns float64[R], standard normal, one per row (Box & Muller 1958)."""
         radius = np.sqrt(-2.0 * np.log(self.uniform(f"{purpose}/radius")))
         return np.asarray(radius * np.cos(2.0 * np.pi * self.uniform(f"{purpose}/angle")))
 
     def ranks(self, purpose: str, size: int, exponent: float) -> I64:
-        """int64[R] in [0, size), 0 the most frequent: the inverse of a bounded power law's distribution."""
+        """Returns int64[R] in [0, size), 0 is the most frequent. Inverts the distribution of a bounded power law."""
         u, bound = self.uniform(f"rank/{purpose}"), float(size + 1)
         if abs(exponent - 1.0) < 1e-9:
             position = bound**u
@@ -146,19 +146,19 @@ class _Draws:
         return np.minimum(position.astype(np.int64) - 1, size - 1)
 
     def ids(self, purpose: str, ranks: I64) -> I64:
-        """int64[R], scattered over all 64 bits as hashed ids are."""
+        """Returns int64[R], scattered over all 64 bits like hashed ids."""
         return self._hash(f"id/{purpose}", ranks).view(np.int64)
 
     def effect(self, purpose: str, ranks: I64) -> F64:
-        """float64[R], the first-order weight of each id."""
+        """Returns float64[R], the first-order weight of each id."""
         return _rarity(ranks) * self.traits(f"w/{purpose}", ranks)
 
     def latent(self, purpose: str, keys: I64) -> F64:
-        """float64[K, R], the latent vector of each id."""
+        """Returns float64[K, R], the latent vector of each id."""
         return np.stack([self.traits(f"latent{k}/{purpose}", keys) for k in range(LATENT_DIM)])
 
     def tags(self, item: I64) -> tuple[pa.Array, F64]:
-        """The tags of the rows' items as a list array, and the mean of their vectors, float64[K, R]."""
+        """Returns the tags of the rows' items as a list array, and the mean of their vectors, float64[K, R]."""
         lengths = 1 + (self._hash("tags/length", item) % np.uint64(MAX_TAGS)).astype(np.int64)
         lengths[self.uniform("tags/null") < NULL_SHARE] = 0
         offsets = offsets_of(lengths, np.int32)
@@ -176,7 +176,7 @@ class _Draws:
         return array, sums / np.maximum(lengths, 1)
 
     def numeric(self, purpose: str, *, lognormal: bool) -> tuple[pa.Array, F64]:
-        """A column with nulls, and what it contributes: float64[R], 0 where null."""
+        """Returns a column with nulls, and its effect on the logit: float64[R], 0 if null."""
         z = self.normal(purpose)
         missing = self.uniform(f"{purpose}/null") < NULL_SHARE
         values = np.expm1(np.maximum(3.0 + z, 0.0)) if lognormal else 35.0 + 12.0 * z
@@ -197,7 +197,7 @@ def _unit(bits: U64) -> F64:
 
 
 def _rarity(ranks: I64) -> F64:
-    """The factor s: 1 for frequent ids, falling with the root of the rank."""
+    """Returns the factor s: 1 for frequent ids, falling with the root of the rank."""
     return np.asarray(1.0 / np.sqrt(1.0 + ranks / 50.0))
 
 
@@ -206,7 +206,7 @@ def _dot(left: F64, right: F64) -> F64:
 
 
 def _mixed(state: U64) -> U64:
-    """The finalizer of splitmix64, element by element."""
+    """Applies the finalizer of splitmix64, element by element."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -1,6 +1,6 @@
-"""Data as a description that can be walked through again and again, epoch by epoch, from any position.
+"""A dataset describes data that can be read repeatedly, epoch by epoch, from any position.
 
-Resuming loads the window of the position only; see :mod:`girih.data.epoch`.
+To resume, it loads only the window of the position; see :mod:`girih.data.epoch`.
 
 Shapes: B examples of a batch.
 """
@@ -35,12 +35,12 @@ from girih.kernels.cpu.arrays import I64
 from girih.schema import Schema, list_of_texts
 
 BATCH_SIZE = 4096
-MOST_EXAMPLES = (1 << 31) - 1  # of a batch, whose offsets are int32
+MOST_EXAMPLES = (1 << 31) - 1  # per batch, because offsets are int32
 SHUFFLE_ROWS = 1_000_000
 
 
 class OrderOptions(TypedDict, total=False):
-    """Options of every dataset: see :class:`Dataset`."""
+    """Options of every dataset; see :class:`Dataset`."""
 
     batch_size: int
     shuffle: bool
@@ -60,19 +60,19 @@ class ReadOptions(OrderOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Batches of examples from files; made by ``read_parquet`` and its siblings.
+    """Batches of examples from files, made by ``read_parquet`` and the other readers.
 
     Attributes:
         schema: the features and labels that batches hold.
         batch_size: B; the last batch of an epoch may be smaller.
-        shuffle: whether rows are permuted, anew in each epoch.
-        shuffle_rows: the least number of rows that are permuted together.
-        seed: together with the epoch's number it decides the order.
+        shuffle: permute rows, in another order in each epoch.
+        shuffle_rows: the minimum number of rows that are permuted together.
+        seed: together with the epoch's number, determines the order.
         on_bad_row: ``error`` or ``skip``.
-        read_ahead: batches that are read before they are needed.
-        source: the files. plan: what is read of them.
-        negatives: what adds examples to each batch, beyond its size; None adds none.
-        skipped: the bad rows dropped so far in the pass begun last.
+        read_ahead: number of batches that are read before they are needed.
+        source: the files. plan: the parts of the files to read.
+        negatives: adds examples to each batch, beyond its size; None adds none.
+        skipped: the bad rows that the latest pass has dropped so far.
     """
 
     schema: Schema
@@ -93,13 +93,13 @@ class Dataset:
             build(hints[name], getattr(self, name), name)
 
     def batches(self, epoch: int = 0, position: Position | None = None) -> Iterator[tuple[Batch, Position]]:
-        """Yields the batches of an epoch, each with the position at which the next one starts.
+        """Yields the batches of an epoch, each with the position of the next batch.
 
-        After the last batch that is the start of the next epoch.
+        After the last batch, this position is the start of the next epoch.
 
         Args:
-            epoch: with shuffling, each has its own order.
-            position: where to begin, as an earlier pass gave it; None begins the epoch.
+            epoch: with shuffling, each epoch has its own order.
+            position: where to begin, from an earlier pass; None begins the epoch.
 
         Raises:
             ConfigError: a position of another epoch, or of data in another order.
@@ -113,7 +113,7 @@ class Dataset:
         if position.order not in ("", order):
             raise ConfigError(
                 "position: from other files, or another shuffle, shuffle_rows, seed, on_bad_row or where;"
-                " start the epoch anew"
+                " start the epoch again"
             )
         batches = read_epoch(self, replace(position, order=order))
         if self.negatives is None:
@@ -126,17 +126,17 @@ class Dataset:
         return (batch for batch, _ in self.batches(0))
 
     def first(self) -> Batch:
-        """The first batch of epoch 0; of a stream, of the records that are there."""
+        """Returns the first batch of epoch 0. For a stream, returns a batch of existing records."""
         return next(iter(self.in_order() if self.source.endless else self))
 
     @property
     def num_examples(self) -> int | None:
-        """Rows in all files, bad ones included, where that is cheap to know (Parquet, no ``where``); else None."""
+        """Number of rows in all files, bad rows included; None unless this is cheap (Parquet, no ``where``)."""
         return self.source.num_rows if self.plan.where is None else None
 
     @property
     def num_epoch_examples(self) -> int | None:
-        """Examples that an epoch trains on: these rows, and those that are drawn for each batch; None where rows are not counted."""
+        """Number of examples of an epoch, with items drawn for each batch; None if rows are not counted."""
         rows, drawn = self.num_examples, self.negatives
         if rows is None or drawn is None:
             return rows
@@ -144,7 +144,7 @@ class Dataset:
 
     @property
     def with_labels(self) -> bool:
-        """Whether batches hold labels."""
+        """True if batches hold labels."""
         return bool(self.plan.labels)
 
     @property
@@ -154,17 +154,19 @@ class Dataset:
 
     @property
     def num_skipped(self) -> int:
-        """The number of bad rows dropped so far in the pass begun last."""
+        """Number of bad rows that the latest pass has dropped so far."""
         return self.skipped.count
 
     def with_negatives(self, items: Dataset, per_step: int) -> Dataset:
-        """The same rows, with items of a catalogue drawn into each batch behind them, as examples with label 0 and no user.
+        """Returns the same rows, with items of a catalogue appended to each batch: examples with label 0 and no user.
 
-        For losses over the batch; evaluations leave them out. What is drawn depends on the seed and on the batch alone.
+        They serve losses over the batch, and evaluations leave them out. The drawn items depend only on the seed and
+        the batch.
 
         Args:
-            items: a row an item, read without labels with the schema of the item's features: ``schema.narrowed(names)``.
-            per_step: how many are drawn for a batch, evenly, with replacement.
+            items: one row per item, read without labels, with the schema of the item's features:
+                ``schema.narrowed(names)``.
+            per_step: number of items per batch, drawn uniformly with replacement.
 
         Raises:
             ConfigError: features that this schema does not have. DataError: a catalogue without items.
@@ -175,24 +177,27 @@ class Dataset:
         return replace(self, negatives=drawn)
 
     def with_batch_size(self, batch_size: int) -> Dataset:
-        """The same rows in the same order, cut differently."""
+        """Returns the same rows in the same order, in batches of another size."""
         return replace(self, batch_size=batch_size)
 
     def meeting(self, where: Where) -> Dataset:
-        """The rows that meet a condition instead of the present one."""
+        """Returns the rows that meet another condition, which replaces the present condition."""
         plan = replace(self.plan, where=where)
         self.source.check(plan)
         return replace(self, plan=plan)
 
     def in_order(self) -> Dataset:
-        """The same rows, not shuffled, of a stream those that are there already; itself, where that is so."""
+        """Returns the same rows without shuffling, and only the existing records of a stream.
+
+        Returns this dataset itself if nothing changes.
+        """
         data = self
         if self.shuffle or self.negatives is not None:
             data = replace(self, shuffle=False, negatives=None)
         return data._over(data.source.so_far()) if data.source.endless else data
 
     def within(self, bounds: Sequence[Sequence[int]]) -> Dataset:
-        """The same stream with the bounds of another reader, read as all its readers read it."""
+        """Returns the same stream with the bounds of another reader, in the order that all its readers share."""
         return self._over(self.source.within(bounds))
 
     def ahead(
@@ -205,8 +210,8 @@ class Dataset:
         """Reads :meth:`batches` in a thread.
 
         Args:
-            prepare: makes of each batch what is wanted of it.
-            stopped: whether a stream is to end that waits for rows.
+            prepare: transforms each batch.
+            stopped: returns whether a stream that waits for rows must end.
         """
         closed = threading.Event()
         data = self
@@ -216,13 +221,13 @@ class Dataset:
         return ReadAhead(batches, self.read_ahead, closed)
 
     def _over(self, source: Source) -> Dataset:
-        """The same data from another source, whose bad rows are counted here."""
+        """Returns the same data from another source. Both count their bad rows together."""
         data = replace(self, source=source)
         object.__setattr__(data, "skipped", self.skipped)
         return data
 
     def without_labels(self, *, keep: Iterable[str] = ()) -> Dataset:
-        """The same rows in file order, without labels, with other columns carried along: for prediction.
+        """Returns the same rows in file order, without labels, with additional columns: for prediction.
 
         Raises:
             DataError: a column to keep that the files do not have.
@@ -232,10 +237,10 @@ class Dataset:
         return replace(self, shuffle=False, plan=plan)
 
     def select(self, features: Iterable[str], *, labels: bool = False) -> Dataset:
-        """The same rows with some of the features only: other columns are not read.
+        """Returns the same rows with only some of the features. Other columns are not read.
 
         Args:
-            labels: whether labels and example weights stay, where there are such, and columns that are kept.
+            labels: keep labels, example weights and kept columns, if there are any.
 
         Raises:
             ConfigError: a feature that the schema does not have.
@@ -263,10 +268,10 @@ def make_dataset(
     notation: Notation | None = None,
     **options: Unpack[ReadOptions],
 ) -> Dataset:
-    """Makes a dataset over a source; ``columns`` is the schema in the source's own columns, if they differ.
+    """Makes a dataset over a source. ``columns`` is the schema in the source's own columns, if they differ.
 
     Raises:
-        ConfigError: an option that cannot be used. DataError: files that do not serve the schema.
+        ConfigError: an unusable option. DataError: files that do not fit the schema.
     """
     check_schema(schema)
     for option in options:
@@ -287,7 +292,7 @@ def make_dataset(
 
 
 def check_schema(schema: object) -> None:
-    """Refuses anything but a schema."""
+    """Refuses anything that is not a schema."""
     if not isinstance(schema, Schema):
         raise ConfigError(
             f"schema = {schema!r}: expected a girih.Schema, as Schema.load('config.toml') gives"
@@ -298,22 +303,23 @@ UNITS = 8
 
 
 class Growth:
-    """The growth of tables with examples: the number of unique ids follows a power of the number of examples (Heaps' law).
+    """Predicts the growth of tables with the number of examples.
 
-    It holds the ids of each table in the first examples.
+    The number of unique ids follows a power of the number of examples (Heaps' law). This class keeps the ids of each
+    table in the first examples.
 
     Attributes:
-        num_examples: in the sample.
+        num_examples: number of examples in the sample.
     """
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._ids: dict[str, list[I64]] = {feature.table_name: [] for feature in schema.sparse}
-        self._ends: list[int] = []  # of batches, in examples
+        self._ends: list[int] = []  # ends of batches, in examples
         self.num_examples = 0
 
     def add(self, batch: Batch) -> None:
-        """Takes the ids of a batch."""
+        """Adds the ids of a batch."""
         of_tables: dict[str, list[I64]] = {}
         for place, feature in enumerate(self._schema.sparse):
             of_tables.setdefault(feature.table_name, []).append(batch.ids[batch.ids_of(place)])
@@ -323,10 +329,10 @@ class Growth:
         self._ends.append(self.num_examples)
 
     def rows(self, table: str, num_examples: float) -> float:
-        """The rows that so many examples are expected to make.
+        """Returns the expected number of rows after ``num_examples`` examples.
 
-        The exponent is that between half of the sample and all of it, 0 where a table has stopped growing, 1 where each
-        example brings new ids.
+        The exponent is measured between half of the sample and the whole sample. It is 0 for a table that has stopped
+        growing, and 1 if each example brings new ids.
         """
         if not self._ids[table]:
             return 0.0
@@ -340,10 +346,11 @@ class Growth:
 
 
 def examples_of(data: Dataset) -> float | None:
-    """Examples of an epoch, estimated from some units where nobody has counted them; None where these do not tell.
+    """Returns the number of examples of an epoch, estimated from some units if they are not counted.
 
-    A condition keeps as large a share of all rows as of those; text has as many rows a byte. Streams, compressed text and
-    pyarrow datasets of other files than Parquet are not told.
+    Assumes that a condition keeps the same share of all rows as of the sampled rows, and that text has the same number
+    of rows per byte. Returns None for streams, for compressed text, and for pyarrow datasets of files other than
+    Parquet.
     """
     if data.num_examples is not None or data.source.bounds is not None:
         return None if data.num_examples is None else float(data.num_examples)

@@ -1,7 +1,7 @@
-"""An epoch as batches: units are gathered into windows, whose rows are permuted and cut.
+"""Reads an epoch as batches: gathers units into windows, permutes their rows, and cuts them.
 
-Units are row groups or blocks of lines. All windows one after the other are cut into batches, so that a batch
-may end in a later window than it began in; the next window is decoded little by little while one is used up.
+Units are row groups or blocks of lines. The cuts run through all windows, so a batch may begin in one window and end in
+a later window. While one window is used up, the next window is decoded in small pieces.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from girih.kernels.cpu.arrays import I64
 if TYPE_CHECKING:
     from girih.data.dataset import Dataset
 
-_LEAST_BYTES = 1 << 20  # windows are held in memory: what is small beside them is not to be kept too
+_LEAST_BYTES = 1 << 20  # windows are held in memory, so smaller arrays are not worth keeping
 
 
 @dataclass(slots=True)
 class SkippedRows:
-    """Bad rows dropped in the pass begun last: their number, also by reason, and the first one in words."""
+    """Bad rows that the latest pass has dropped: their number, also by reason, and the first one in words."""
 
     count: int = 0
     by_reason: dict[str, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class SkippedRows:
 class _Window(NamedTuple):
     """Rows that were permuted together, and the batches that end among them.
 
-    Each batch comes with the number of the window's rows that are taken by then.
+    Each batch comes with the number of the window's rows that are used up after it.
     """
 
     start: Position
@@ -48,7 +48,7 @@ class _Window(NamedTuple):
 
 
 def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position]]:
-    """Yields the batches of an epoch from a position on, each with the position of the next one.
+    """Yields the batches of an epoch from a position on, each with the position of the next batch.
 
     Raises:
         DataError: a bad row, a damaged file, or a position that the files do not have, while iterating.
@@ -67,16 +67,16 @@ def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position
         while window.batches:
             batch, row = window.batches.popleft()
             if row == window.num_rows and not data.source.endless:
-                last = batch  # only the next window tells whether the epoch goes on
+                last = batch  # only the next window shows if the epoch continues
             elif row == window.num_rows:
                 yield batch, windows.position
             else:
-                if not data.source.endless:  # which would wait for rows to come
+                if not data.source.endless:  # filling a stream would wait for future rows
                     windows.fill(row / window.num_rows)
                 yield batch, replace(window.start, row=row)
         window = windows.next()
         if window is None and data.source.stopped():
-            return  # what is left comes again, at the position of the batch before it
+            return  # the remaining rows are read again later, from the position of the batch before them
         if last is not None:
             yield last, windows.end if window is None else window.start
     remainder = windows.take_remainder()
@@ -85,31 +85,31 @@ def read_epoch(data: Dataset, start: Position) -> Iterator[tuple[Batch, Position
 
 
 class _Windows:
-    """The windows of an epoch, one after the other."""
+    """The consecutive windows of an epoch."""
 
     def __init__(self, data: Dataset, start: Position) -> None:
         self._data = data
         self._least_rows = data.shuffle_rows if data.shuffle else 1
         self._num_skipped = start.skipped
-        self._next = replace(start, row=0)  # where the window that is being filled begins
+        self._next = replace(start, row=0)  # start of the window that is being filled
         self._cursor = start.cursor
         parts = self._order(data.source.num_parts, "parts")
         self._plan = replace(data.plan, until_bad=data.on_bad_row == "error")
         self._units = data.source.read(self._plan, parts, start.cursor)
         self._rows: list[DecodedRows] = []
-        self._num_rows = 0  # that can be used
+        self._num_rows = 0  # usable rows
         self._buffers = Buffers(_LEAST_BYTES)
         self._open: list[Batch] = []  # the parts of a batch that ends in a later window
         data.skipped.count, data.skipped.by_reason, data.skipped.first = start.skipped, {}, None
 
     @property
     def position(self) -> Position:
-        """The beginning of the window that comes next."""
+        """The start of the next window."""
         return self._next
 
     @property
     def end(self) -> Position:
-        """The start of the next epoch: of a stream, where this one ends."""
+        """The start of the next epoch. In a stream, this is the end of this epoch."""
         start, cursor = self._next, self._cursor
         if not cursor.offsets:
             return Position(epoch=start.epoch + 1, order=start.order)
@@ -121,12 +121,12 @@ class _Windows:
         return permutation(size, self._data.seed, self._next.epoch, key)
 
     def fill(self, share: float) -> None:
-        """Decodes units until the next window has this share of its rows, or there are no more units."""
+        """Decodes units until the next window has this share of its rows, or until there are no more units."""
         while self._num_rows < share * self._least_rows and self._decode_unit():
             pass
 
     def next(self, row: int = 0) -> _Window | None:
-        """The next window, from one of its rows on, or None at the end of the epoch."""
+        """Returns the next window, without its first ``row`` rows, or None at the end of the epoch."""
         self.fill(1.0)
         if row and row >= self._num_rows:
             raise DataError(f"position: row {row} is beyond its window; have the files changed?")
@@ -141,7 +141,7 @@ class _Windows:
         return _Window(start, num_rows, self._cut(parts, order if good is None else good[order], row))
 
     def take_remainder(self) -> Batch | None:
-        """The rows after the last whole batch of the epoch."""
+        """Returns the rows after the last whole batch of the epoch."""
         return joined(self._open, self._buffers) if self._open else None
 
     def _cut(self, parts: list[DecodedRows], order: I64, row: int) -> deque[tuple[Batch, int]]:
@@ -159,7 +159,7 @@ class _Windows:
         return ready
 
     def _decode_unit(self) -> bool:
-        """Adds a unit to the next window; False when there are no more."""
+        """Adds a unit to the next window. Returns False if there are no more units."""
         unit = next(self._units, None)
         if unit is None:
             return False

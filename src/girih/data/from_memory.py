@@ -1,4 +1,4 @@
-"""Examples as a program has them (columns, rows, a DataFrame, Arrow) to a ``pyarrow.Table`` of what a schema reads."""
+"""Converts examples of a program (columns, rows, a DataFrame, Arrow) to a ``pyarrow.Table`` for a schema."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ EXPECTED = "expected a dict of columns, a list of dicts, a pandas DataFrame, or 
 
 
 def as_table(data: object, columns: Seq[str] | None = None, null_values: Seq[str] = ()) -> pa.Table:
-    """A ``pyarrow.Table`` of some data.
+    """Returns a ``pyarrow.Table`` of some data.
 
     Args:
-        data: a dict of columns (lists or arrays), or of one example's values; a list of dicts, an example each; a row of a DataFrame
-            of pandas; or anything with Arrow's C stream interface, such as a ``pyarrow.Table``, or a DataFrame of pandas or polars.
-        columns: those to take of dicts, where they have them; None takes all.
+        data: a dict of columns (lists or arrays), or of the values of one example; a list of dicts, one per example; a
+            row of a pandas DataFrame; or anything with Arrow's C stream interface, such as a ``pyarrow.Table``, or a
+            DataFrame of pandas or polars.
+        columns: the columns to take from dicts, if they exist; None takes all.
         null_values: texts that mean a missing value.
 
     Raises:
-        DataError: none of these, columns of different lengths, or values that have no common type; names the column.
+        DataError: other data, columns of different lengths, or values that have no common type; names the column.
     """
     if isinstance(data, Mapping):
         return _of_columns(data, columns, null_values)
@@ -56,7 +57,7 @@ def as_table(data: object, columns: Seq[str] | None = None, null_values: Seq[str
 
 
 def columns_as_given(schema: Schema, table: pa.Table) -> Schema:
-    """The schema in terms of the table's columns: lists have no separator to be split at."""
+    """Adapts the schema to the table's columns: lists need no separator."""
     types = dict(zip(table.schema.names, table.schema.types, strict=True))
 
     def of(feature: Feature) -> Feature:
@@ -70,10 +71,10 @@ def columns_as_given(schema: Schema, table: pa.Table) -> Schema:
 
 
 def check_sequences(schema: Schema, table: pa.Table) -> None:
-    """Refuses one value an example where a sequence is a list.
+    """Refuses a single value per example for a sequence, which needs a list.
 
     Raises:
-        DataError: text, or another single value, of a sequence whose text is not split.
+        DataError: text, or another single value, for a sequence whose text is not split.
     """
     for feature in schema.sparse:
         if not isinstance(feature, Sequence) or feature.is_split or feature.source not in table.column_names:
@@ -88,7 +89,7 @@ def check_sequences(schema: Schema, table: pa.Table) -> None:
 
 
 def columns_of(schema: Schema) -> list[str]:
-    """The columns that features are read from, weights included."""
+    """Returns the columns that features read, weights included."""
     names = [feature.source for feature in schema.features]
     names += [f.weights for f in schema.features if isinstance(f, Categorical) and f.weights]
     return list(dict.fromkeys(names))
@@ -106,7 +107,7 @@ def _of_columns(data: Mapping[str, object], columns: Seq[str] | None, null_value
         (first, rows), *others = lengths.items()
         other, differing = next((name, length) for name, length in others if length != rows)
         raise DataError(
-            f"data: column {other!r} has {differing} values, {first!r} has {rows}; give as many of each"
+            f"data: column {other!r} has {differing} values, {first!r} has {rows}; all columns need the same number"
         )
     return pa.table(arrays)
 
@@ -123,7 +124,7 @@ def _of_rows(rows: Seq[Mapping[str, object]], columns: Seq[str] | None, null_val
 
 def _unknown(received: Iterable[object], columns: Seq[str] | None) -> DataError:
     names, known = list(map(str, received)), list(columns or ())
-    return DataError(f"data: columns {names[:10]}, of which no feature reads any; expected {known[:10]}")
+    return DataError(f"data: no feature reads the columns {names[:10]}; expected {known[:10]}")
 
 
 def _array(
@@ -140,12 +141,15 @@ def _array(
 
 
 def _of_series(data: pd.Series, columns: Seq[str] | None, null_values: Seq[str]) -> pa.Table:
-    """A row of a DataFrame; pandas makes one number type of its values, so that ids among floats are no ids any more."""
+    """Converts a row of a pandas DataFrame.
+
+    pandas gives its values one number type, so ids next to floats are no longer ids.
+    """
     if columns is not None and not set(columns) & set(data.index):
         raise DataError(f"data: a Series whose index names no feature, as {list(data.index[:3])}; {EXPECTED}")
     if data.dtype.kind == "f":
         raise DataError(
-            "data: a Series of floats, in which ids are no integers any more; take a row as df.iloc[[i]]"
+            "data: a Series of floats, whose ids are no longer integers; take a row by df.iloc[[i]]"
         )
     values = {name: None if _is_missing(value) else value for name, value in data.items()}
     return _of_columns(values, columns, null_values)
@@ -160,29 +164,30 @@ def _is_series_of_pandas(data: object) -> bool:
 
 
 def _is_scalar(value: object) -> bool:
-    """Whether it is one value: columns have a length."""
+    """Returns whether a value is single. Columns have a length."""
     return (
         isinstance(value, str | bytes) or not hasattr(value, "__len__") or getattr(value, "shape", None) == ()
     )
 
 
 def preview(value: object) -> str:
-    """A value in words, as much of it as a line has room for."""
+    """Returns a value in words, shortened to fit on a line."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def array_of(values: Seq[object] | NDArray[Any], null_values: Seq[str] = ()) -> pa.Array | pa.ChunkedArray:
-    """Build the Arrow array of a column's Python values: numbers, strings, lists of these, or None, which ``null_values`` mean too.
+    """Builds the Arrow array of a column's Python values: numbers, strings, lists of these, or None.
 
-    Integers from -2**63 to 2**64 - 1 that share no Arrow type, with each other or with strings, become strings. Their ids stay the same.
+    Texts in ``null_values`` also become None. Integers from -2**63 to 2**64 - 1 that share no Arrow type, with each
+    other or with strings, become strings. Their ids stay the same.
 
     Raises:
         OverflowError: an integer of more than 64 bits. TypeError, ValueError, pyarrow.ArrowException: no common type.
     """
     if null_values:
         values = [None if isinstance(value, str) and value in null_values else value for value in values]
-    for kind in (None, pa.uint64()):  # the second is for integers above the largest int64
+    for kind in (None, pa.uint64()):  # uint64 is for integers above the largest int64
         try:
             return pa.array(values, kind)
         except REFUSED:
@@ -196,9 +201,9 @@ def array_of(values: Seq[object] | NDArray[Any], null_values: Seq[str] = ()) -> 
 
 
 def table_of_stream(data: object, null_values: Seq[str] = ()) -> pa.Table:
-    """The ``pyarrow.Table`` of an object with ``__arrow_c_stream__``.
+    """Returns the ``pyarrow.Table`` of an object with ``__arrow_c_stream__``.
 
-    Object columns of a pandas DataFrame may hold integers above the largest int64, which Arrow refuses by itself.
+    Object columns of a pandas DataFrame may hold integers above the largest int64, which Arrow alone refuses.
 
     Raises:
         OverflowError, TypeError, ValueError, pyarrow.ArrowException: a column has no common type.

@@ -1,4 +1,4 @@
-"""Items drawn from a catalogue into each step's batch, so that losses over the batch have negatives that nobody clicked.
+"""Draws items from a catalogue into each step's batch. Losses over the batch then have negatives without clicks.
 
 Shapes: S items drawn, M items in the catalogue, F features.
 """
@@ -26,9 +26,9 @@ class NegativesOptions(Options):
     """Options of ``[negatives]``.
 
     Attributes:
-        items: the files of the catalogue, a row an item; in the format of ``[data]``.
-        features: those that the catalogue has: the item's.
-        per_step: how many are drawn for each step, evenly, with replacement.
+        items: the files of the catalogue, one row per item, in the format of ``[data]``.
+        features: the features of the catalogue: the item's features.
+        per_step: number of items for each step, drawn uniformly with replacement.
     """
 
     owner = "negatives: "
@@ -41,7 +41,7 @@ class NegativesOptions(Options):
 class Negatives:
     """Adds examples with the items of a catalogue, without a user, with the label 0.
 
-    What is drawn depends on the seed and on the batch alone, so that all trainers, and a run that goes on, draw the same.
+    The drawn items depend only on the seed and the batch, so all trainers and a resumed run draw the same items.
 
     Args:
         items: batches of the catalogue, of the schema narrowed to ``features``.
@@ -70,7 +70,7 @@ class Negatives:
         self._numeric = [next(place) if feature.name in wanted else None for feature in schema.numeric]
 
     def added(self, batch: Batch) -> Batch:
-        """The batch with S more examples behind its own."""
+        """Returns the batch with S more examples appended."""
         drawn = self._drawn(batch)
         return joined([batch, self._examples(drawn, batch)], Buffers())
 

@@ -1,4 +1,4 @@
-"""Mean and deviation of the features to be standardized, in one pass (Chan, Golub & LeVeque 1983).
+"""Computes mean and deviation of standardized features, in one pass (Chan, Golub & LeVeque 1983).
 
 Shapes: B examples, S standardized features, X numeric features of a batch.
 """
@@ -26,10 +26,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True)
 class NormalizationStats:
-    """Count, mean and sum of squared deviations of S features, nulls left out.
+    """Count, mean and sum of squared deviations of S features, without nulls.
 
     Attributes:
-        features: their names. places: where they stand in ``Batch.numeric``.
+        features: their names. places: their columns in ``Batch.numeric``.
         count, mean, squares: float64[S].
     """
 
@@ -41,7 +41,7 @@ class NormalizationStats:
 
     @classmethod
     def empty(cls, schema: Schema) -> NormalizationStats:
-        """Statistics of an empty dataset."""
+        """Returns the statistics of an empty dataset."""
         features = schema.numeric
         places = tuple(place for place, f in enumerate(features) if "standardize" in f.transform)
         zeros = np.zeros(len(places))
@@ -51,11 +51,11 @@ class NormalizationStats:
     def of(
         cls, dataset: Dataset, *, stop_requested: Callable[[], bool] = lambda: False
     ) -> NormalizationStats:
-        """Reads the features to be standardized, and no other column, once.
+        """Reads the standardized features once, and no other column.
 
         Raises:
-            DataError: a bad row, unless the dataset skips them.
-            KeyboardInterrupt: ``stop_requested`` said so, between two batches.
+            DataError: a bad row, unless the dataset skips bad rows.
+            KeyboardInterrupt: ``stop_requested`` returned True between two batches.
         """
         empty = cls.empty(dataset.schema)
         if not empty.features:
@@ -69,7 +69,7 @@ class NormalizationStats:
         return replace(stats, places=empty.places)
 
     def narrowed(self, schema: Schema) -> NormalizationStats:
-        """Statistics of the features that a smaller schema has, as its batches hold them."""
+        """Returns the statistics for a smaller schema, with the places in its batches."""
         own = {feature.name for feature in schema.numeric}
         return NormalizationStats.from_dict(
             {name: of for name, of in self.to_dict().items() if name in own}, schema
@@ -77,12 +77,12 @@ class NormalizationStats:
 
     @property
     def std(self) -> F64:
-        """Standard deviation of the population, float64[S]; 1 where it would be 0."""
+        """Standard deviation of the population, float64[S]; 1 instead of 0."""
         std = np.sqrt(self.squares / np.maximum(self.count, 1.0))
         return np.where(std > 0.0, std, 1.0)
 
     def measured(self, batch: Batch) -> NormalizationStats:
-        """The statistics of one batch that is not standardized yet."""
+        """Returns the statistics of one batch that is not standardized yet."""
         values = batch.numeric[:, self.places].astype(np.float64)
         present = ~np.isnan(values)
         count = present.sum(axis=0).astype(np.float64)
@@ -91,7 +91,7 @@ class NormalizationStats:
         return replace(self, count=count, mean=mean, squares=(deviations * deviations).sum(axis=0))
 
     def merge(self, other: NormalizationStats) -> NormalizationStats:
-        """The statistics of the rows of both."""
+        """Returns the statistics of the rows of both."""
         count = self.count + other.count
         total = np.maximum(count, 1.0)
         shift = other.mean - self.mean
@@ -100,7 +100,7 @@ class NormalizationStats:
         return replace(self, count=count, mean=mean, squares=squares)
 
     def apply(self, batch: Batch) -> Batch:
-        """Standardizes ``batch.numeric``, float32[B, X]; null becomes 0, the mean."""
+        """Standardizes ``batch.numeric``, float32[B, X]. Null becomes 0, the mean."""
         if not self.features:
             return batch
         numeric = batch.numeric.copy()
@@ -112,13 +112,13 @@ class NormalizationStats:
 
     @property
     def _columns(self) -> slice | tuple[int, ...]:
-        """The places, as a slice where they stand side by side: numpy takes that without a copy."""
+        """The places, as a slice if they are consecutive: numpy takes a slice without a copy."""
         first, size = self.places[0], len(self.places)
         side_by_side = self.places == tuple(range(first, first + size))
         return slice(first, first + size) if side_by_side else self.places
 
     def to_dict(self) -> dict[str, object]:
-        """A mapping by feature, in numbers that JSON holds exactly."""
+        """Returns a mapping by feature, in numbers that JSON represents exactly."""
         rows = zip(self.features, self.count.tolist(), self.mean.tolist(), self.squares.tolist(), strict=True)
         return {
             name: {"count": count, "mean": mean, "squares": squares} for name, count, mean, squares in rows
@@ -126,7 +126,7 @@ class NormalizationStats:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, object], schema: Schema) -> NormalizationStats:
-        """The inverse of :meth:`to_dict`.
+        """Inverts :meth:`to_dict`.
 
         Raises:
             ConfigError: the schema standardizes other features.

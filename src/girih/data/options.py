@@ -27,21 +27,23 @@ _TEXTS = ("csv", "criteo", "jsonl", "libsvm", "libffm")
 
 
 class DataOptions(Options):
-    """Files, and options of reading them.
+    """Files, and options for reading them.
 
     Attributes:
-        format: of all files; with ``kafka``, of the training data, and of what else has a ``kafka://`` address: the rest is Parquet.
+        format: of all files. With ``kafka``, of the training data and of any other ``kafka://`` address; other data is
+            Parquet.
         train, valid, test: a path, glob or fsspec address, or a list of them.
         batch_size: examples per batch.
-        encoding: of text files, a codec of Python.
+        encoding: of text files, a Python codec.
         separator, quote, columns, quoted_line_breaks, decimal, thousands, units: of CSV; see :func:`girih.read_csv`.
-        null_values: texts that mean a missing value, besides an empty cell of a text file.
-        where: a condition that rows have to meet; see :func:`girih.read_parquet`. Predictions are made for all rows.
-        split: how the files of ``train`` are cut into training, validation and test data.
+        null_values: texts that mean a missing value, in addition to an empty cell of a text file.
+        where: a condition that rows must meet; see :func:`girih.read_parquet`. Predictions use all rows.
+        split: how to cut the files of ``train`` into training, validation and test data.
         messages, start, stop_at, kafka: of Kafka topics; see :func:`girih.read_kafka`.
-        shuffle: the training data, each epoch anew, in windows of at least ``shuffle_rows`` rows; None: files, but no stream.
+        shuffle: permute the training data differently in each epoch, in windows of at least ``shuffle_rows`` rows; None
+            shuffles files, but not a stream.
         on_bad_row: ``error`` stops; ``skip`` drops and counts.
-        read_ahead: batches that are read before they are needed.
+        read_ahead: number of batches that are read before they are needed.
     """
 
     format: Literal["parquet", "csv", "criteo", "libsvm", "libffm", "jsonl", "kafka"] = "parquet"
@@ -95,7 +97,7 @@ class DataOptions(Options):
                 )
         if self.format == "kafka":
             if self.split:
-                raise ConfigError("split: a stream has no last rows; give valid and test of their own")
+                raise ConfigError("split: a stream has no last rows; give separate valid and test data")
             if self.shuffle:
                 raise ConfigError("shuffle = true: a stream is read in its order; drop it")
             if not is_topic(self.train):
@@ -106,17 +108,17 @@ class DataOptions(Options):
 
     @property
     def splits(self) -> tuple[SplitName, ...]:
-        """The splits that there are."""
+        """The splits of this data."""
         made = self.split.names if self.split else ()
         return ("train", *(name for name in _OF_SPLIT if name in made or getattr(self, name) is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPaths:
-    """Paths of data, and how errors name them.
+    """Paths of data, and the option that errors name.
 
     Attributes:
-        format: None is that of the options.
+        format: None means the format of the options.
         key: the option that names the paths; "" for an argument.
     """
 
@@ -135,19 +137,20 @@ def open_dataset(
     cuts: dict[str, Cuts] | None = None,
     **reading: Unpack[ReadOptions],
 ) -> Dataset:
-    """Opens one split of the data. Only the split ``train`` is shuffled, if neither the options nor ``reading`` say otherwise.
+    """Opens one split of the data.
 
-    Without labels, for predictions, all rows are read, whether they meet ``where`` or not.
+    By default only the split ``train`` is shuffled; the options or ``reading`` can change this. Without labels, for
+    predictions, all rows are read, also rows that do not meet ``where``.
 
     Args:
         split: ``train``, ``valid`` or ``test``.
-        files: files to read instead of those of the split.
-        base_dir: what relative paths start at: the directory of the config file; None is the current one.
+        files: files to read instead of the files of the split.
+        base_dir: the start of relative paths: the directory of the config file; None is the current directory.
         cuts: where ``split`` cut the files. An empty mapping is filled.
 
     Raises:
         ConfigError: the split is not configured.
-        MissingFileError, DataError: as the readers raise them.
+        MissingFileError, DataError: as in the readers.
     """
     is_split = files is None
     is_cut = is_split and options.split is not None and split in ("train", *options.split.names)
@@ -203,27 +206,25 @@ def _open_files(
     except MissingFileError as error:
         reason = str(error)
         if isinstance(error, NothingThereError) and error.path not in map(os.fspath, paths):
-            reason = (
-                f"{error.path}: {error.problem}; relative paths start at {base_dir}, where the config file is"
-            )
+            reason = f"{error.path}: {error.problem}; relative paths start at {base_dir}, the directory of the config file"
         raise MissingFileError(f"{files.key} = {_shown(paths)}: {reason}" if files.key else reason) from None
     return replace(dataset, read_ahead=options.read_ahead)
 
 
 def _shown(paths: Sequence[object]) -> str:
-    """Paths as a config has them."""
+    """Returns paths as in a config."""
     return f'"{paths[0]}"' if len(paths) == 1 else str(list(paths))
 
 
 def is_topic(paths: object) -> bool:
-    """Whether this is the address of a Kafka topic."""
+    """Returns whether this is the address of a Kafka topic."""
     return isinstance(paths, str) and paths.startswith(SCHEME)
 
 
 def _open_topic(
     options: DataOptions, schema: Schema, address: str, *, ends: bool, reading: ReadOptions
 ) -> Dataset:
-    """Opens a topic. For evaluation it ``ends``: it is read from its first record to the last existing one."""
+    """Opens a topic. If it ``ends``, as for evaluation, it is read from its first to its last existing record."""
     with_labels = reading.get("with_labels", True)
     dataset = readers.read_kafka(
         address,

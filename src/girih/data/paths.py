@@ -1,4 +1,4 @@
-"""Paths, globs and fsspec addresses to files that can be opened."""
+"""Resolves paths, globs and fsspec addresses to files that can be opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NothingThereError(MissingFileError):
     """A path or pattern that matches nothing.
 
     Attributes:
-        path: the path that was looked for. problem: why nothing was found there.
+        path: the path that was searched. problem: why it matches nothing.
     """
 
     path = problem = ""
@@ -30,9 +30,12 @@ class NothingThereError(MissingFileError):
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file on some file system; ``address`` is what users are shown, ``encoding`` a codec of text that is not UTF-8."""
+    """One file on some file system.
 
-    filesystem: fsspec.AbstractFileSystem  # None where nothing can be opened
+    Messages show ``address``. ``encoding`` is a codec of text that is not UTF-8.
+    """
+
+    filesystem: fsspec.AbstractFileSystem  # None if no file can be opened
     path: str
     address: str
     size: int
@@ -42,11 +45,11 @@ class DataFile:
         """Opens the file for reading bytes.
 
         Args:
-            in_arrow: whether Arrow itself reads what is on this machine, without Python's lock.
+            in_arrow: let Arrow itself read a local file, without Python's lock.
 
         Raises:
-            MissingFileError: it has gone.
-            DataError: it cannot be opened.
+            MissingFileError: the file no longer exists.
+            DataError: the file cannot be opened.
         """
         try:
             if in_arrow and isinstance(self.filesystem, LocalFileSystem):
@@ -59,15 +62,15 @@ class DataFile:
 
 
 def find_files(paths: Paths, *, suffix: str | None = None) -> tuple[DataFile, ...]:
-    """Lists the files that paths, globs or fsspec addresses name: in the order given, globs sorted.
+    """Lists the files that paths, globs or fsspec addresses name: in the given order, globs sorted.
 
     Args:
-        suffix: files with this ending are taken from a directory, at any depth; None refuses directories.
+        suffix: the ending of files to take from a directory, at any depth; None refuses directories.
 
     Raises:
         MissingFileError: a path or pattern that matches nothing.
         ConfigError: not a path, or a file system that fsspec does not know.
-        DataError: a directory without such files, or one that cannot be listed.
+        DataError: a directory without such files, or a directory that cannot be listed.
     """
     given = list(paths) if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
     if not given:
@@ -81,7 +84,7 @@ def find_files(paths: Paths, *, suffix: str | None = None) -> tuple[DataFile, ..
 
 
 def relative_to(base: str | os.PathLike[str] | None, path: str) -> str:
-    """The path below ``base``; absolute paths and fsspec addresses stay as they are."""
+    """Returns the path below ``base``. Absolute paths and fsspec addresses stay unchanged."""
     expanded = os.path.expanduser(path)
     if base is None or "://" in path or os.path.isabs(expanded):
         return path
@@ -89,7 +92,7 @@ def relative_to(base: str | os.PathLike[str] | None, path: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of another library's message."""
+    """Returns the first line of another library's message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -134,7 +137,7 @@ def _list(path: str, suffix: str | None) -> list[DataFile]:
     if suffix is None:
         raise DataError(f"{path}: is a directory; name files, or a pattern such as {path.rstrip('/')}/*.csv")
     inside = sorted(filesystem.find(root, detail=True).items())
-    hidden = ("_", ".")  # where Spark and others put what is not data
+    hidden = ("_", ".")  # names of files that Spark and other tools add to the data
     below = [
         _file(filesystem, info, path)
         for name, info in inside
@@ -166,7 +169,7 @@ class Partitions:
     """The partition columns of some files.
 
     Attributes:
-        types: by column; int64 where each value spells an integer, else string.
+        types: by column; int64 if each value spells an integer, else string.
     """
 
     def __init__(self, files: Sequence[DataFile]) -> None:
@@ -175,11 +178,11 @@ class Partitions:
         self.types: dict[str, pa.DataType] = {name: self._type(name) for name in names}
 
     def names(self, file: int, file_columns: Sequence[str]) -> list[str]:
-        """The partition columns of a file that has not a column of that name itself."""
+        """Returns the partition columns of a file, without names that the file's own columns have."""
         return [name for name in self._values[file] if name not in file_columns]
 
     def added(self, table: pa.Table, file: int, wanted: Sequence[str], *, as_text: bool = False) -> pa.Table:
-        """A file's rows with the partition columns among ``wanted`` that they lack, in the order of ``wanted``.
+        """Returns a file's rows, with the missing partition columns among ``wanted``, in the order of ``wanted``.
 
         Args:
             as_text: as cells of a text file.
@@ -198,7 +201,7 @@ class Partitions:
 
 
 def partitions_in(path: str) -> dict[str, str | None]:
-    """The columns in a path and their values, as text; None is Hive's name for null."""
+    """Returns the columns in a path and their values, as text. None stands for Hive's name of null."""
     pairs = (part.split("=", 1) for part in path.split("/")[:-1] if "=" in part.strip("="))
     found = {unquote(name): unquote(value) for name, value in pairs if name}
     return {name: None if value == _NULL else value for name, value in found.items()}

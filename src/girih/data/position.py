@@ -1,4 +1,4 @@
-"""Positions in the data, and the order in which an epoch walks through it."""
+"""Positions in the data, and the order of an epoch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Offsets = tuple[tuple[int, int], ...]
 class Cursor(NamedTuple):
     """The beginning of a unit: its place in the epoch's order and, in text files, its first byte and line.
 
-    In a stream, ``part`` is the partition whose turn it is, and ``offsets`` where each one goes on.
+    In a stream, ``part`` is the partition whose turn is next, and ``offsets`` holds the next offset of each partition.
     """
 
     part: int = 0
@@ -38,14 +38,14 @@ class Position:
     """The start of the next batch.
 
     Attributes:
-        epoch: after the last batch of an epoch, the next one.
+        epoch: after the last batch of an epoch, the next epoch.
         window: ordinal of the window that holds the next row, in this epoch.
-        part, byte, line: the window's beginning: place in the epoch's order of row groups or text files,
-            and, in a text file, byte (of its decompressed text) and line.
-        row: rows of the window that earlier batches took.
+        part, byte, line: the window's beginning: place in the epoch's order of row groups or text files, and, in a text
+            file, byte (of its decompressed text) and line.
+        row: number of rows of the window that earlier batches took.
         skipped: bad rows dropped before the window.
-        offsets: in a stream, where each partition goes on at the window's beginning; its epochs follow one another.
-        order: 16 hex digits of what decides the order of rows; a position fits only the order it is from.
+        offsets: in a stream, each partition's next offset at the window's beginning; its epochs follow each other.
+        order: 16 hex digits of everything that determines the order of rows; a position fits only its own order.
     """
 
     epoch: _Place = 0
@@ -64,7 +64,7 @@ class Position:
         return Cursor(self.part, self.byte, self.line, self.offsets)
 
     def to_dict(self) -> dict[str, object]:
-        """As a flat mapping that JSON can hold."""
+        """Returns a flat mapping that JSON can hold."""
         mapping = dataclasses.asdict(self)
         if self.offsets:
             return mapping | {"offsets": {str(partition): offset for partition, offset in self.offsets}}
@@ -73,7 +73,7 @@ class Position:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, object]) -> Position:
-        """The inverse of :meth:`to_dict`.
+        """Inverts :meth:`to_dict`.
 
         Raises:
             ConfigError: an unknown key or a wrong type.
@@ -88,9 +88,9 @@ class Position:
 
 
 def permutation(size: int, *key: int | str) -> I64:
-    """A permutation of ``size`` that depends on the key alone: the same in every version of every library.
+    """Returns a permutation of ``size`` that depends only on the key, and on no version of any library.
 
-    Places are sorted by the splitmix64 sequence that the key seeds; it never repeats, so there are no ties.
+    Places are sorted by the splitmix64 sequence that the key seeds. This sequence never repeats, so there are no ties.
 
     Returns:
         int64[size].
@@ -102,10 +102,10 @@ def permutation(size: int, *key: int | str) -> I64:
 
 
 def sorted_places(keys: U64) -> I64:
-    """``argsort`` of keys that differ: uint64[·] to int64[·].
+    """Returns ``argsort`` of keys that differ: uint64[·] to int64[·].
 
-    Keys and places are sorted as one number, upper bits of the key above the place, which is several times
-    as fast; the few keys whose upper bits are the same are put in order afterwards.
+    Each key and its place are packed into one number, with the upper bits of the key above the place. Sorting these
+    numbers is several times as fast. The few keys with equal upper bits are put in order afterwards.
     """
     bits = np.uint64(len(keys).bit_length())
     place = np.uint64((1 << int(bits)) - 1)

@@ -1,4 +1,4 @@
-"""A background thread that reads ahead, so that input and output hide behind arithmetic."""
+"""A background thread that reads ahead, so that input and computation overlap."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ JOIN_S = 10.0
 
 
 class ReadAhead(Iterator[T], Generic[T]):
-    """Iterates in a thread of its own, up to ``depth`` items ahead of the consumer.
+    """Iterates in its own thread, up to ``depth`` items ahead of the consumer.
 
-    An exception of the iterator is raised to the consumer, after the items before it. Closing early,
-    or dropping the last reference, stops the thread. One thread consumes.
+    An exception of the iterator is raised in the consumer, after the items before it. The thread stops when the
+    iterator is closed early, or when its last reference is dropped. Only one thread may consume.
 
     Args:
-        closed: is set by closing, for items that wait for something.
+        closed: closing sets this event, for items that wait for something.
     """
 
     def __init__(self, items: Iterable[T], depth: int = 4, closed: threading.Event | None = None) -> None:
@@ -49,7 +49,7 @@ class ReadAhead(Iterator[T], Generic[T]):
         return item  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Stops the thread and waits for it; items that were read ahead are dropped."""
+        """Stops the thread and waits for it. Drops the items that were read ahead."""
         self._close()
 
     def __enter__(self) -> ReadAhead[T]:
@@ -80,7 +80,7 @@ def _produce(items: Iterable[object], out: queue.Queue[object], stop: threading.
                 if stop.is_set():
                     return
         out.put((None, StopIteration()))
-    except BaseException as error:  # whatever it is, it belongs to the consumer
+    except BaseException as error:  # any exception belongs to the consumer
         out.put((None, error))
     finally:
         if callable(close := getattr(iterator, "close", None)):
@@ -90,7 +90,7 @@ def _produce(items: Iterable[object], out: queue.Queue[object], stop: threading.
 def _shut(out: queue.Queue[object], stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
     with contextlib.suppress(queue.Empty):
-        while True:  # makes room, so that a producer waiting for it sees the stop
+        while True:  # makes room, so that a waiting producer sees the stop
             out.get_nowait()
     if thread is not threading.current_thread():
         thread.join(JOIN_S)

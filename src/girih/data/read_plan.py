@@ -1,4 +1,4 @@
-"""The columns that a schema, its labels and the kept columns need, and checks that files have them."""
+"""Lists the columns that a schema, its labels and the kept columns need, and checks that files have them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _STRINGS = ("strings", "nulls")
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Which columns become what.
+    """The columns to read, and their uses.
 
     Attributes:
         schema: its features are decoded, in order.
-        labels: those that are decoded, in order. weight: the column of example weights, if any.
+        labels: the labels to decode, in order. weight: the column of example weights, if any.
         conditions: the derived labels, parsed.
-        masks: label → where it counts, parsed. label_weights: label → the column of its weights.
-        keep: columns carried along as they are. where: what rows have to meet; None takes all.
-        null_values: texts that mean a missing value. notation: of numbers in text; None is that of programs.
-        until_bad: rows after the first bad one need not be looked at.
+        masks: label → the condition under which it counts, parsed. label_weights: label → the column of its weights.
+        keep: columns that are passed on unchanged. where: the condition that rows must meet; None takes all.
+        null_values: texts that mean a missing value. notation: of numbers in text; None is the notation of programs.
+        until_bad: rows after the first bad row need not be read.
     """
 
     schema: Schema
@@ -46,7 +46,7 @@ class ReadPlan:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns to read, and what each is read for, as in ``feature 'user'``."""
+        """The columns to read, each with its first use, such as ``feature 'user'``."""
         uses: dict[str, str] = {}
         for feature in self.schema.features:
             uses.setdefault(feature.source, f"feature {feature.name!r}")
@@ -68,7 +68,7 @@ class ReadPlan:
 
     @property
     def numbers(self) -> set[str]:
-        """The columns that are read as floating-point numbers, and as nothing else."""
+        """The columns that are only read as floating-point numbers."""
         schema = self.schema
         wanted = {feature.source for feature in schema.numeric if not feature.part_of_time}
         wanted |= {name for name in self.labels if name not in self.conditions} | (
@@ -80,14 +80,14 @@ class ReadPlan:
         return wanted - others - set(self.where.columns if self.where else ()) - set(self.keep)
 
     def without_labels(self, keep: tuple[str, ...] = ()) -> ReadPlan:
-        """The same features alone, with other columns carried along."""
+        """Returns a plan without labels, with other columns to keep."""
         return replace(self, labels=(), weight=None, masks={}, label_weights={}, keep=keep)
 
     def check_names(self, present: Seq[str], where: str) -> None:
-        """Refuses a file that lacks a column, or has one twice.
+        """Refuses a file that lacks a column, or has a column twice.
 
         Raises:
-            DataError: it names the column, what needs it, and the nearest that is there.
+            DataError: names the column, its use, and the nearest existing column.
         """
         counts = Counter(present)
         for column, use in self.columns.items():
@@ -98,10 +98,10 @@ class ReadPlan:
                 raise DataError(f"{where}: {counts[column]} columns are named {column!r} ({use}); rename one")
 
     def check_types(self, types: dict[str, pa.DataType], where: str) -> None:
-        """Refuses columns of a type that cannot become what the schema wants of them.
+        """Refuses columns whose type does not fit the schema.
 
         Raises:
-            DataError: it names the column, its type, and how to mend it.
+            DataError: names the column, its type, and the fix.
         """
         for trouble in self._troubles(types):
             raise DataError(f"{where}: column {trouble}")
@@ -122,7 +122,7 @@ class ReadPlan:
                 continue
             if isinstance(feature, Categorical) and feature.bucketize:
                 if not is_number(kind):
-                    yield f"{what}: bucketize expects one number a row"
+                    yield f"{what}: bucketize expects one number per row"
                 continue
             values = kind.removeprefix("lists of ")
             if feature.is_split and kind not in _STRINGS:
@@ -133,7 +133,7 @@ class ReadPlan:
             if values == "floats" and feature.float_ids:
                 continue
             if values == "floats":
-                yield f"{what}: ids are integers or strings; cast the column, set float_ids = true where 7.0 is the id 7, use kind numeric, or bucketize"
+                yield f"{what}: ids are integers or strings; cast the column, set float_ids = true if 7.0 is the id 7, use kind numeric, or bucketize"
             if values not in ("integers", "booleans", *_STRINGS):
                 mend = _of_time(feature, types[feature.source])
                 yield f"{what}: ids are integers or strings, or lists of them; {mend or 'cast the column'}"
@@ -165,7 +165,7 @@ class ReadPlan:
 def _label_troubles(
     column: str, kind: pa.DataType, use: str, condition: Leaf | None, expected: str
 ) -> Iterator[str]:
-    """Names what is wrong with the type of a column for a label or its mask."""
+    """Yields an error if the type of a column does not fit a label or its mask."""
     what = f"{column!r} ({kind}){use}"
     if condition is not None and condition.on_strings:
         if kind_of(kind) not in _STRINGS:
@@ -176,7 +176,7 @@ def _label_troubles(
 
 
 def _weight_troubles(feature: Categorical, weights: pa.DataType, ids: pa.DataType) -> Iterator[str]:
-    """Names what is wrong with the type of a feature's weights, beside that of its ids."""
+    """Yields an error if the type of a feature's weights is wrong, or does not match the type of its ids."""
     what = f"{feature.weights!r} ({weights}), weights of feature {feature.name!r}"
     kind = kind_of(weights)
     if feature.is_split:
@@ -184,9 +184,9 @@ def _weight_troubles(feature: Categorical, weights: pa.DataType, ids: pa.DataTyp
             how = f"split at {feature.separator!r}" if feature.separator else "read as lists in brackets"
             yield f"{what}: expected strings to {how}, as in the ids"
     elif not is_number(kind.removeprefix("lists of ")):
-        yield f"{what}: expected lists of numbers, one weight an id"
+        yield f"{what}: expected lists of numbers, one weight per id"
     elif is_list(weights) != is_list(ids):
-        yield f"{what}: expected lists where the ids are lists ({ids})"
+        yield f"{what}: expected lists if and only if the ids are lists ({ids})"
 
 
 def make_read_plan(
@@ -196,13 +196,13 @@ def make_read_plan(
     where: Where | None = None,
     null_values: Seq[str] | None = None,
 ) -> ReadPlan:
-    """Parses the schema's conditions.
+    """Makes a plan, and parses the schema's conditions.
 
     Args:
-        null_values: texts that mean a missing value; None takes those of the schema.
+        null_values: texts that mean a missing value; None takes the schema's texts.
 
     Raises:
-        ConfigError: a condition that cannot be understood, or on a column that a feature reads too.
+        ConfigError: a condition that cannot be parsed, or that uses the column of a feature.
     """
     conditions = {name: parse_condition(name, text) for name, text in schema.labels.derive.items()}
     for name, condition in conditions.items():
@@ -235,7 +235,7 @@ def _time_trouble(part: str, kind: pa.DataType, word: str) -> str | None:
 
 
 def _of_time(feature: object, kind: pa.DataType) -> str | None:
-    """The way for a feature of times to become one that reads them; None where they are none."""
+    """Returns how a feature can use a column of times. Returns None if the column holds no times."""
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
         return "cast the column to integers, as seconds, for kind = 'numeric'"
     if not is_time(kind):
@@ -246,7 +246,7 @@ def _of_time(feature: object, kind: pa.DataType) -> str | None:
 
 
 def _joined(column: str, present: Seq[str]) -> str | None:
-    """The end of an error where the one column that is there is a header that was not split."""
+    """Returns the end of an error if the only column is a header that was not split."""
     if len(present) != 1:
         return None
     found = next((each for each in ",;\t|" if column in present[0].split(each)), None)

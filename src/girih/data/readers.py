@@ -1,4 +1,4 @@
-"""One function per format: files and a schema to a :class:`~girih.data.dataset.Dataset`."""
+"""One function per format. Each makes a :class:`~girih.data.dataset.Dataset` from files and a schema."""
 
 from __future__ import annotations
 
@@ -28,58 +28,59 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
 
     Args:
         paths: a file, directory, glob or fsspec address, or a list of them.
-        schema: the features and labels to read; no other column is touched.
-        batch_size: examples of a batch; the last one of an epoch may have fewer. Default: 4096.
-        shuffle: permutes row groups over all files, then rows in windows of at least ``shuffle_rows``
-            (default: a million). Default: False.
-        seed: decides the order, together with the epoch. Default: 0.
-        on_bad_row: ``error`` (the default) stops at the first; ``skip`` drops and counts them.
-        keep: columns to carry along, as ``Batch.kept``.
+        schema: the features and labels to read; no other column is read.
+        batch_size: examples of a batch; the last batch of an epoch may have fewer. Default: 4096.
+        shuffle: permutes row groups over all files, then rows in windows of at least ``shuffle_rows`` (default: a
+            million). Default: False.
+        seed: determines the order, together with the epoch. Default: 0.
+        on_bad_row: ``error`` (the default) stops at the first bad row; ``skip`` drops and counts bad rows.
+        keep: columns to pass on, as ``Batch.kept``.
         with_labels: False for data without label columns.
-        where: a condition that rows have to meet, as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is that of
+        where: a condition that rows must meet, such as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is in
             :mod:`girih.data.decode.conditions`. Default: all rows.
-        null_values: texts that mean a missing value, besides an empty cell of a text file, as ``["NA", "NULL"]``. Default: those
-            of the schema, which is where a trained model finds them too.
+        null_values: texts that mean a missing value, in addition to an empty cell of a text file, such as ``["NA",
+            "NULL"]``. Default: the texts in the schema, which a trained model also uses.
 
     Raises:
         MissingFileError: a path or pattern that matches nothing.
-        DataError: a file or column that cannot serve the schema.
-        ConfigError: an option that cannot be used.
+        DataError: a file or column that does not fit the schema.
+        ConfigError: an unusable option.
     """
     return make_dataset(ParquetSource(find_files(paths, suffix=".parquet")), schema, **options)
 
 
 def read_arrow(data: object, schema: Schema, **options: Unpack[ReadOptions]) -> Dataset:
-    """Reads Arrow data where it is.
+    """Reads Arrow data in place.
 
-    A pyarrow table or record batch, or a list of them, a ``RecordBatchReader``, a pandas or Polars ``DataFrame``, a DuckDB
-    relation, a Hugging Face dataset, or any other object with ``__arrow_c_stream__`` is held in memory as it is, in the buffers of
-    its owner: what a reader or a query gives is read to its end first. A pyarrow dataset of files is read by row groups
-    (other files than Parquet one by one), and may be larger than memory.
+    The data may be a pyarrow table or record batch, or a list of them, a ``RecordBatchReader``, a pandas or Polars
+    ``DataFrame``, a DuckDB relation, a Hugging Face dataset, or any other object with ``__arrow_c_stream__``. girih
+    holds this data in memory, in the buffers of its owner. It first reads a reader or a query to its end. A pyarrow
+    dataset of files is read by row groups (files other than Parquet one by one), and may be larger than memory.
 
-    Rows are parts of a million, which ``shuffle`` permutes before rows in windows, as :func:`read_parquet` does with row groups.
-    Every trainer gives the same rows in the same order. Positions hold for that order; of a table, some rows are compared.
+    Rows form parts of a million. ``shuffle`` permutes these parts, and then rows in windows, as :func:`read_parquet`
+    does with row groups. Every trainer must give the same rows in the same order. Positions are only valid for this
+    order; for a table, girih compares some of its rows.
 
     Args:
-        options: those of :func:`read_parquet`.
+        options: the options of :func:`read_parquet`.
 
     Raises:
-        ConfigError: an object that gives no columns, or a filtered pyarrow dataset; an option that cannot be used. Also, as training
+        ConfigError: an object without columns, a filtered pyarrow dataset, or an unusable option. Also, when training
             begins, a table of more than 256 MiB under a strategy with loaders, which are other processes.
-        DataError: no rows, or columns that cannot serve the schema.
+        DataError: no rows, or columns that do not fit the schema.
     """
     return make_dataset(arrow_source(data), schema, **options)
 
 
 class TextOptions(ReadOptions, total=False):
-    """Options of readers of text, besides those of every reader."""
+    """Options of readers of text, in addition to the options of every reader."""
 
     encoding: str
     block_bytes: int
 
 
 class CsvOptions(TextOptions, total=False):
-    """Options of :func:`read_csv`, besides those of every reader of text."""
+    """Options of :func:`read_csv`, in addition to the options of every reader of text."""
 
     separator: str
     quote: str
@@ -93,7 +94,7 @@ class CsvOptions(TextOptions, total=False):
 def _headers(
     columns: Sequence[str] | None, schema: Schema, *, with_labels: bool
 ) -> list[tuple[str, ...]] | None:
-    """The columns that lines of a CSV may have; None if a header line names them.
+    """Returns the columns that lines of a CSV may have, or None if a header line names them.
 
     Raises:
         ConfigError: columns that are not a list of different names.
@@ -116,7 +117,10 @@ def _read_text(
     columns: Schema | None = None,
     notation: Notation | None = None,
 ) -> Dataset:
-    """A dataset of files of text, opened by a function of the files and the size of blocks; see :func:`make_dataset`."""
+    """Makes a dataset of text files; see :func:`make_dataset`.
+
+    ``open_source`` takes the files and the size of blocks.
+    """
     files = find_text_files(paths, options.get("encoding", "utf-8"))
     source = open_source(files, options.get("block_bytes", BLOCK_BYTES))
     reading: dict[str, Any] = {
@@ -126,19 +130,22 @@ def _read_text(
 
 
 def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dataset:
-    """Reads text files of separated values, compressed by gzip, bzip2, xz or zstd, or not.
+    """Reads text files of separated values, uncompressed or compressed by gzip, bzip2, xz or zstd.
 
     Args:
-        separator: one or more characters, as ``::``; ``\\s+`` for any number of blanks and tabs.
+        separator: one or more characters, such as ``::``; ``\\s+`` for any number of blanks and tabs.
         quote: the character around values that hold the separator; "" for none.
-        quoted_line_breaks: values within quotes may hold line breaks. A quote that is not closed then ends its row much later.
-        columns: names, for files without a header line. A first line that repeats them is passed over.
-            Without labels, files may lack the label columns.
-        decimal, thousands: the marks before the fraction of a number and between its groups of digits, as in ``1.234,5``.
-        units: texts before or after numbers that are left out, as ``["$", "%"]``.
-        encoding: a codec of Python, as ``cp1252``, ``gbk`` or ``utf-16``; ids are those of the same text in UTF-8.
-        block_bytes: the text that is decoded at once.
-        options: those of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
+        quoted_line_breaks: values within quotes may hold line breaks. A quote that is not closed then ends its row much
+            later.
+        columns: names, for files without a header line. A first line that repeats them is skipped. Without labels,
+            files may lack the label columns.
+        decimal, thousands: the marks before the fraction of a number and between its groups of digits, as in
+            ``1.234,5``.
+        units: texts before or after numbers that are ignored, such as ``["$", "%"]``.
+        encoding: a Python codec, such as ``cp1252``, ``gbk`` or ``utf-16``; ids equal the ids of the same text in
+            UTF-8.
+        block_bytes: the size of text that is decoded at once.
+        options: the options of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
     """
     check_schema(schema)
     for option in options:
@@ -172,11 +179,9 @@ def read_criteo(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
 def read_libsvm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> Dataset:
     """Reads libsvm files, ``label index:value …``; the i-th pair of a line is the i-th feature.
 
-    A categorical feature takes the index as its id and the value as its weight, a numeric one the value. If the schema has one feature,
-    a categorical one or a sequence, it takes all pairs of a line, any number of them, as a bag.
-    Columns go by the names ``label``, ``1:index``, ``1:value``, …
-
-    The arguments are those of :func:`read_csv`.
+    A categorical feature takes the index as its id and the value as its weight. A numeric feature takes the value. A
+    single feature that is categorical or a sequence takes all pairs of a line as a bag, any number of them. The columns
+    are named ``label``, ``1:index``, ``1:value``, … The arguments are those of :func:`read_csv`.
     """
     check_schema(schema)
     columns = as_columns(schema)
@@ -184,10 +189,11 @@ def read_libsvm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
 
 
 def read_libffm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> Dataset:
-    """Reads libffm files, ``label field:index:value …``; a feature takes the pairs of the field that its column names, or its name.
+    """Reads libffm files, ``label field:index:value …``; a feature takes the pairs of its field.
 
-    A categorical feature is a bag of indexes with values as weights, a sequence one of indexes, and a numeric one takes the value of
-    the only pair. A field that a line lacks is an empty bag, or a missing number. The arguments are those of :func:`read_csv`.
+    The feature's column, or else its name, is the field. A categorical feature is a bag of indexes with values as
+    weights. A sequence is a list of indexes. A numeric feature takes the value of its only pair. A field that a line
+    lacks is an empty bag, or a missing number. The arguments are those of :func:`read_csv`.
     """
     check_schema(schema)
     columns = as_columns(schema, "libffm")
@@ -197,10 +203,10 @@ def read_libffm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
 
 
 def read_jsonl(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> Dataset:
-    """Reads JSON lines: an object a line, whose keys are columns; numbers, strings, booleans, and lists of these.
+    """Reads JSON lines: one object per line, whose keys are columns; numbers, strings, booleans, and lists of these.
 
-    A key that a line lacks is missing there. Columns and their types are known by the first thousand lines of each file; lines that go by
-    other types are read too, more slowly. The arguments are those of :func:`read_csv`.
+    A key that a line lacks is a missing value. The first thousand lines of each file determine the columns and their
+    types. Lines with other types are read too, but more slowly. The arguments are those of :func:`read_csv`.
     """
     check_schema(schema)
     null_values = options.get("null_values")
@@ -220,20 +226,20 @@ def read_kafka(
 ) -> Dataset:
     """Reads the records of a Kafka topic, in the order of each partition's offsets.
 
-    Partitions take turns. Consumer groups are not used: where reading goes on is in positions, as with files. A column is
-    a key of JSON objects, or a column of Arrow IPC streams.
+    Partitions take turns. girih uses no consumer groups: positions hold the offsets, as with files. A column is a key
+    of JSON objects, or a column of Arrow IPC streams.
 
     Args:
         address: ``kafka://host:port,host:port/topic``.
         messages: ``json``, one object per message, or ``arrow``, an IPC stream of any number of rows per message.
-        start: ``earliest``, ``latest`` or a moment, as ``2026-11-01T00:00:00Z``, for an epoch without a position.
-        stop_at: ``end`` ends an epoch at what is there when the topic is opened; None goes on for ever.
-        kafka: options of librdkafka by its own names, as for security.
-        options: those of :func:`read_parquet` but ``shuffle``; a message that is none is a bad row.
+        start: ``earliest``, ``latest`` or a moment such as ``2026-11-01T00:00:00Z``, for an epoch without a position.
+        stop_at: ``end`` ends an epoch at the last record that exists when the topic is opened; None never ends.
+        kafka: options of librdkafka by their own names, for example for security.
+        options: the options of :func:`read_parquet`, except ``shuffle``; an invalid message is a bad row.
 
     Raises:
-        ConfigError: an option that cannot be used, or confluent-kafka is not installed.
-        DataError: no broker answers, no such topic, or its first records do not serve the schema.
+        ConfigError: an unusable option, or confluent-kafka is not installed.
+        DataError: no broker answers, the topic does not exist, or its first records do not fit the schema.
     """
     check_schema(schema)
     if messages not in TURN:

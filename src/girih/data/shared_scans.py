@@ -1,8 +1,8 @@
-"""Readings of the same data by several who go at their own pace: those close to each other share one.
+"""Shares readings of the same data among readers that are close to each other.
 
-A reading keeps the last batches that it decoded, for readers behind its first one. A reader that needs an earlier batch begins
-another reading there. So data are decoded once while readers stay together, and never more often than by a reading for
-each. Batches and positions are those of ``Dataset.batches``, whichever reading they come from.
+A reading keeps the last batches that it decoded, for readers that are further back. A reader that needs an earlier
+batch starts another reading there. So data is decoded once while readers stay together, and never more often than once
+per reader. Batches and positions equal those of ``Dataset.batches``, regardless of the reading.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from girih.data.position import Position
 
 
 class SharedScans:
-    """The readings of some data that are shared; never more than there are readers.
+    """The shared readings of some data. There are never more readings than readers.
 
     Args:
-        most_kept: decoded batches that each of them keeps, at least 1.
+        most_kept: decoded batches that each reading keeps, at least 1.
     """
 
     def __init__(self, data: Dataset, most_kept: int) -> None:
@@ -34,7 +34,10 @@ class SharedScans:
         return ScanCursor(self, position or Position(epoch=epoch))
 
     def join(self, at: Position, skipped: SkippedRows | None) -> _Reading:
-        """The reading to take the batch at a position from; a new one knows what an earlier one ``skipped``."""
+        """Returns the reading that has the batch at a position.
+
+        A new reading takes over the rows that were ``skipped`` before.
+        """
         with self._lock:
             found = next((r for r in self._readings if at == r.head or at in r.kept), None)
             if found is None:
@@ -44,7 +47,7 @@ class SharedScans:
         return found
 
     def leave(self, reading: _Reading) -> None:
-        """One reader less; the last one closes a reading."""
+        """Removes one reader. The last reader closes the reading."""
         with self._lock:
             reading.num_readers -= 1
             if reading.num_readers:
@@ -57,7 +60,7 @@ class ScanCursor(Iterator[tuple[Batch, Position]]):
     """Iterates over the rest of an epoch, in one thread.
 
     Attributes:
-        skipped: the bad rows that were dropped, once all batches were read.
+        skipped: the dropped bad rows, complete after the last batch.
     """
 
     def __init__(self, readings: SharedScans, at: Position) -> None:
@@ -73,7 +76,7 @@ class ScanCursor(Iterator[tuple[Batch, Position]]):
             if taken is not None:
                 self._at = taken[1]
                 return taken
-            self.close()  # it went on too far
+            self.close()  # the reading no longer keeps this batch
         raise StopIteration
 
     def close(self) -> None:
@@ -84,16 +87,16 @@ class ScanCursor(Iterator[tuple[Batch, Position]]):
 
 
 class _Reading:
-    """One reading of an epoch, in a thread of its own.
+    """One reading of an epoch, in its own thread.
 
     Attributes:
-        kept: the last batches, by their positions, each with that of the next one.
+        kept: the last batches, by their positions, each with the position of the next batch.
         head: position of the batch that is decoded next.
-        num_readers: who takes batches from here.
+        num_readers: number of readers that take batches from this reading.
     """
 
     def __init__(self, data: Dataset, at: Position, most_kept: int, skipped: SkippedRows | None) -> None:
-        self._data = replace(data)  # with a count of skipped rows of its own
+        self._data = replace(data)  # with its own count of skipped rows
         self._ahead = self._data.ahead(at.epoch, at)
         self._most_kept, self._first_skipped = most_kept, skipped and skipped.first
         self._lock = threading.Lock()
@@ -102,9 +105,9 @@ class _Reading:
         self.head, self.num_readers = at, 0
 
     def take(self, at: Position) -> tuple[Batch, Position] | None:
-        """The batch at a position, decoded where it is the head; None where it is kept no more."""
+        """Returns the batch at a position, and decodes it at the head. Returns None if the batch is no longer kept."""
         kept = self.kept.get(at)
-        if kept is not None:  # no wait for who decodes, who may wait for a stream
+        if kept is not None:  # without the lock: the thread that decodes may wait for a stream
             return kept
         with self._lock:
             if at == self.head:
@@ -116,7 +119,7 @@ class _Reading:
             if self._end is not None:
                 raise self._end
             self.kept[self.head] = decoded = next(self._ahead)
-        except Exception as error:  # the end is one too; all who come here are to have it
+        except Exception as error:  # also the end of the data; every reader must see it
             self._end = error
             raise
         self.head = decoded[1]

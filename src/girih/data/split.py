@@ -1,7 +1,7 @@
-"""Training, validation and test data of the same files, apart by the order of one column: a time, or any number.
+"""Splits the same files into training, validation and test data, by the order of one column: a time, or any number.
 
-The two cuts are found in one pass over that column, from ranks: of each unit, at most :data:`RANKS` values evenly spaced in its
-order are kept, so that a cut is off by less than one in so many of a unit's rows.
+One pass over this column finds the two cuts, from ranks. Each unit keeps at most :data:`RANKS` values, evenly spaced in
+its order. So a cut is off by less than 1 / RANKS of a unit's rows.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ORDERED = ("integers", "floats", "strings", "nulls")
 
 
 class Split(Options):
-    """The cuts of ``data.train``: the last rows are for the test, those before them for validation, the rest for training.
+    """The cuts of ``data.train``: the last rows are the test, the rows before validation, the rest training.
 
     Attributes:
         by: the column whose order is cut.
-        valid, test: shares of the rows; 0 makes none of them.
+        valid, test: shares of the rows; 0 makes no such split.
     """
 
     by: str
@@ -50,7 +50,7 @@ class Split(Options):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The splits that it makes beside the training data."""
+        """The splits that are cut off the training data."""
         return tuple(name for name in ("valid", "test") if getattr(self, name))
 
 
@@ -64,7 +64,7 @@ class Cuts:
     test: int | float | None
 
     def of(self, data: Dataset, name: str) -> Dataset:
-        """One split of the data."""
+        """Returns one split of the data."""
         low = {"train": None, "valid": self.valid, "test": self.test}[name]
         high = {"train": self.valid, "valid": self.test, "test": None}[name]
         text = f"the split {name!r} by {self.by!r}, from {self.text_of(low)} to {self.text_of(high)}"
@@ -72,7 +72,7 @@ class Cuts:
         return data.meeting(Where(text, condition) if where is None else where.joined(text, condition))
 
     def text_of(self, cut: float | None) -> str:
-        """A cut in words."""
+        """Returns a cut in words."""
         if cut is None:
             return "the end"
         if self.order == "number":
@@ -81,7 +81,7 @@ class Cuts:
 
 
 class _SplitPlan(ReadPlan):
-    """A plan that reads the column of a split; what is wrong with that is told as wrong with the split."""
+    """A plan that reads the column of a split. Its errors name the option ``split``."""
 
     @property
     def by(self) -> str:
@@ -97,18 +97,18 @@ class _SplitPlan(ReadPlan):
         kind = types[self.by]
         if not times.is_time(kind) and columns.kind_of(kind) not in _ORDERED:
             raise DataError(
-                f"{where}: split.by = {self.by!r} ({kind}): expected times, or numbers, one a row; cast it, or name another column"
+                f"{where}: split.by = {self.by!r} ({kind}): expected times, or numbers, one per row; cast it, or name another column"
             )
         super().check_types(types, where)
 
 
 def find_cuts(data: Dataset, split: Split) -> Cuts:
-    """Reads the column, of the rows that are not left out.
+    """Reads the column of all rows that meet the condition, and finds the cuts.
 
     Raises:
-        DataError: no such column, a row without a value, or too few values that differ.
+        DataError: no such column, a row without a value, or too few different values.
     """
-    only = Numeric(name="data.split", column=split.by, transform="weekday")  # a time, or a number
+    only = Numeric(name="data.split", column=split.by, transform="weekday")  # reads a time or a number
     plan = _SplitPlan(
         schema=Schema([only], "none"),
         where=data.plan.where,
@@ -145,13 +145,13 @@ def find_cuts(data: Dataset, split: Split) -> Cuts:
     test = _at(values[places], behind, 1 - split.test) if split.test else None
     if not values[places[0]] < valid or (split.valid and valid == test):
         raise DataError(
-            f"column {split.by!r}: too few different values to cut off {split.valid + split.test:.0%} of the rows; split by another"
+            f"column {split.by!r}: too few different values to cut off {split.valid + split.test:.0%} of the rows; split by another column"
         )
     return Cuts(split.by, orders.pop(), valid, test)
 
 
 def _at(values: NDArray[np.number], behind: F64, share: float) -> int | float:
-    """The first value that is behind a share of all rows."""
+    """Returns the first value after a share of all rows."""
     place = int(np.searchsorted(behind, share * behind[-1] * (1 + 1e-12), side="right"))
     value: int | float = values[min(place, len(values) - 1)].item()
     return value

@@ -14,7 +14,7 @@ from girih.kernels.cpu.arrays import I64
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be used: its number in the file, the kind of trouble, and the message about it."""
+    """An unusable row: its number in the file, the kind of error, and the message."""
 
     number: int
     reason: str
@@ -26,13 +26,13 @@ class Unit:
     """Some rows of one file.
 
     Attributes:
-        table: a ``pyarrow.Table`` of R rows with the columns asked for.
-        file: its address. suffix: what to add to a row's place in it.
-        after: where the next unit begins.
-        numbers: of each of the R rows, its line, or its number in the file, from 1.
+        table: a ``pyarrow.Table`` of R rows with the requested columns.
+        file: its address. suffix: text to append to the place of a row.
+        after: the start of the next unit.
+        numbers: for each of the R rows, its line, or its number in the file, from 1.
         is_text: rows are lines.
-        place: the word for what numbers count; None: lines or rows.
-        bad: rows that never made it into the table.
+        place: the word for the counted things; None: lines or rows.
+        bad: bad rows that are not in the table.
     """
 
     table: Any
@@ -45,26 +45,28 @@ class Unit:
     bad: list[BadRow] = field(default_factory=list)
 
     def locate(self, bad: BadRow) -> str:
-        """As in ``clicks.csv, line 17: …``."""
+        """Returns the place and the message of a bad row: ``clicks.csv, line 17: …``."""
         place = self.place or ("line" if self.is_text else "row")
         return f"{self.file}, {place} {bad.number}{self.suffix}: {bad.message}"
 
 
 def never() -> bool:
-    """Says that nobody asked to stop."""
+    """Returns False: nobody asked to stop."""
     return False
 
 
 class Source(ABC):
-    """Files of one format, opened as far as their headers, or a stream. What is here holds for files, which end by themselves.
+    """Files of one format whose headers have been read, or a stream.
+
+    The methods of this class serve files, which end by themselves.
 
     Attributes:
-        num_parts: row groups, or text files: an epoch's order permutes them.
-        num_rows: rows of all files, where that is known without reading them.
-        bounds: of a stream, where it begins and ends, on which several readers have to agree; None for files.
-        endless: whether rows to come are read too.
-        identity: changes when positions in these files would lose their meaning.
-        stopped: tells whether reading ended because somebody asked for it.
+        num_parts: number of row groups or text files; an epoch's order permutes them.
+        num_rows: rows of all files, if they are known without reading.
+        bounds: the begin and end of a stream, on which several readers must agree; None for files.
+        endless: also read future rows.
+        identity: changes if positions in these files become invalid.
+        stopped: returns whether reading ended on request.
     """
 
     files: tuple[DataFile, ...]
@@ -77,21 +79,21 @@ class Source(ABC):
     stopped: Callable[[], bool] = staticmethod(never)
 
     def within(self, bounds: Sequence[Sequence[int]]) -> Source:
-        """The same stream with the bounds of another reader, read as all its readers read it."""
+        """Returns the same stream with the bounds of another reader, in the order that all its readers share."""
         return self
 
     def until(self, stopped: Callable[[], bool]) -> Source:
-        """The same rows, which end when asked to. Who reads files checks after each batch."""
+        """Returns the same rows, which end on request. Readers of files check after each batch instead."""
         return self
 
     def so_far(self) -> Source:
-        """The rows that are there already."""
+        """Returns the existing rows."""
         return self
 
     @abstractmethod
     def check(self, plan: ReadPlan) -> None:
-        """Refuses files whose columns do not serve the plan."""
+        """Refuses files whose columns do not fit the plan."""
 
     @abstractmethod
     def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
-        """Yields the units of the parts ``order``, beginning at ``start``."""
+        """Yields the units of the parts ``order``, from ``start`` on."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from girih.checkpoint.save import SavedParameters
 from girih.comm.group.trainers import Numbers, Vote
 from girih.data.batch import Batch
+from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.options import OptimizerFactory
 from girih.errors import NonFiniteError
 from girih.metrics.progressive import ProgressiveScores
@@ -42,6 +44,26 @@ class StepFacts:
     counters: Mapping[str, int] | None = None
 
 
+class _Fetched(NamedTuple):
+    """Tensors on the host, by name, there once the event has passed; None: at once."""
+
+    tensors: Mapping[str, Tensor]
+    event: Any
+
+    @classmethod
+    def of(cls, device: torch.device, **tensors: Tensor) -> Self:
+        """Begins to copy tensors of a device, and waits for nothing."""
+        if device.type == "cpu":
+            return cls(tensors, None)
+        copies = {
+            name: torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
+            for name, each in tensors.items()
+        }
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return cls(copies, event)
+
+
 class Outcome:
     """The outcome of a step, which may be on its way to the host.
 
@@ -60,37 +82,26 @@ class Outcome:
         *,
         together: bool = False,
     ) -> None:
-        self._facts, self._numbers, self._read, self._together = facts, numbers, read, together
-        self._event: Any = None
-        if numbers is not None and numbers.device.type == "cuda":
-            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._numbers.copy_(numbers, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(numbers.device))
+        self._facts, self._read, self._together = facts, read, together
+        self._fetched = None if numbers is None else _Fetched.of(numbers.device, numbers=numbers)
 
     def known(self) -> bool:
         """Whether :meth:`facts` waits for nothing; without a GPU, once it was asked for."""
-        if self._facts is not None or self._event is None or self._together:
+        event = None if self._fetched is None else self._fetched.event
+        if self._facts is not None or event is None or self._together:
             return self._facts is not None
-        return bool(self._event.query())
+        return bool(event.query())
 
     def facts(self) -> StepFacts:
         """Waits until they are known."""
         if self._facts is None:
-            if self._numbers is None or self._read is None:
+            if self._fetched is None or self._read is None:
                 raise LookupError("an outcome is read once")
-            if self._event is not None:
-                self._event.synchronize()
+            if self._fetched.event is not None:
+                self._fetched.event.synchronize()
             read, self._read = self._read, None  # lets go of what it held
-            self._facts = read(self._numbers.tolist())
+            self._facts = read(self._fetched.tensors["numbers"].tolist())
         return self._facts
-
-
-class _Fetched(NamedTuple):
-    """Tensors on the host, by name, there once the event has passed."""
-
-    tensors: Mapping[str, Tensor]
-    event: Any
 
 
 class ScoredSteps:
@@ -118,15 +129,7 @@ class ScoredSteps:
             self._count(tensors)
             return
         with self._lock:
-            hosts = {
-                name: torch.empty(each.shape, dtype=each.dtype, pin_memory=True)
-                for name, each in tensors.items()
-            }
-            for name, host in hosts.items():
-                host.copy_(tensors[name], non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(outputs.device))
-            self._under_way.append(_Fetched(hosts, event))
+            self._under_way.append(_Fetched.of(outputs.device, **tensors))
             while self._under_way[0].event.query():
                 self._count(self._under_way.popleft().tensors)
                 if not self._under_way:
@@ -165,7 +168,13 @@ class Computed(Protocol):
 
 
 class DenseHalf(SavedParameters, Protocol):
-    """Owns the parameters."""
+    """Owns the parameters.
+
+    Attributes:
+        optimizer: the one whose learning rate a schedule moves; None if there is none.
+    """
+
+    optimizer: torch.optim.Optimizer | None
 
     def compute(
         self, batch: Batch, embeddings: Embeddings, onto: Any = None, *, last: bool = True
@@ -237,3 +246,7 @@ class DenseSpec:
     huber_delta: float = 1.0
     scored: ScoredSteps | None = None
     deferred: bool = False
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """While entered, this thread's forward passes compute as the specification says."""
+        return arithmetic(self.device, precision=self.precision, forward=self.forward)

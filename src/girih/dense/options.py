@@ -1,9 +1,9 @@
-"""Learning of dense parameters: ``[dense_optimizer]`` and learning rate schedules, by torch's own names, and LAMB."""
+"""Learning of dense parameters: ``[dense_optimizer]`` and learning rate schedules, by torch's own names, and LAMB; parameters as one run of numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim.optimizer import ParamsT
 
 from girih import config
-from girih.errors import ConfigError, nearest
+from girih.errors import ConfigError, WireError, nearest
 
 
 class Lamb(torch.optim.Optimizer):
@@ -177,3 +177,19 @@ def schedule_class(name: str, where: str) -> type[torch.optim.lr_scheduler.LRSch
     if name not in known:
         raise ConfigError(f"{where}: unknown name {name!r}{nearest(name, known)}")
     return known[name]
+
+
+def spread_over(tensors: Iterable[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields tensors, each with its numbers among those of all together.
+
+    Raises:
+        WireError: there are more or fewer numbers; raised before the first tensor.
+    """
+    tensors, begin = list(tensors), 0
+    if (expected := sum(tensor.numel() for tensor in tensors)) != flat.numel():
+        raise WireError(
+            f"{flat.numel():,} numbers came; expected {expected:,}, one for each number of the parameters"
+        )
+    for tensor in tensors:
+        yield tensor, flat[begin : begin + tensor.numel()].view_as(tensor)
+        begin += tensor.numel()

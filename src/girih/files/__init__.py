@@ -1,1 +1,1 @@
-"""Small files: written whole or not at all, sealed with a checksum, read strictly. Knows nothing of girih but its errors."""
+"""Small files: written whole or not at all, sealed with a checksum, read strictly. Depends only on girih's errors."""

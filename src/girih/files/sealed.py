@@ -28,13 +28,14 @@ _BEGINNING = re.compile(rb'\{\s*"crc32": (\d{1,10}), ?')
 
 
 def parse(text: bytes | str, *, infinite: bool = False) -> Any:
-    """The tree of a JSON text in UTF-8.
+    """Returns the tree of a JSON text in UTF-8.
 
     Args:
-        infinite: takes infinities too, as ``json`` of Python writes them.
+        infinite: True allows infinities, as ``json`` of Python writes them.
 
     Raises:
-        ValueError: not JSON, a key twice, NaN or another number that is not finite, a lone surrogate, or too many levels.
+        ValueError: the text is not JSON, or has a key twice, a number that is not finite, a lone surrogate, or too many
+            levels.
     """
     text = text.decode() if isinstance(text, bytes) else text
     try:
@@ -54,7 +55,7 @@ def parse(text: bytes | str, *, infinite: bool = False) -> Any:
 
 
 def seal(tree: Mapping[str, object], indent: int | None = None, *, infinite: bool = False) -> bytes:
-    """The content of a sealed file.
+    """Returns the content of a sealed file.
 
     Args:
         infinite: see :func:`parse`.
@@ -71,13 +72,13 @@ def seal(tree: Mapping[str, object], indent: int | None = None, *, infinite: boo
 
 
 def seal_text(text: str) -> bytes:
-    """The content of a sealed file that holds a text of JSON, checked by nobody."""
+    """Returns the content of a sealed file for a text of JSON, without checking the text."""
     begin, space = ("{\n ", "") if text[1:2] == "\n" else ("{", " ")
     return f'{begin}"{CHECKSUM}": {zlib.crc32(text.encode())},{space}{text[1:]}'.encode()
 
 
 def sealed_text(data: bytes) -> str:
-    """The text that was sealed; the inverse of :func:`seal_text`. The checksum is not compared."""
+    """Returns the text that was sealed, without comparing the checksum. Reverses :func:`seal_text`."""
     beginning = _BEGINNING.match(data)
     return (data if beginning is None else b"{" + data[beginning.end() :]).decode()
 
@@ -91,14 +92,15 @@ def unseal(
     infinite: bool = False,
     older: Collection[int] = (),
 ) -> dict[str, object]:
-    """The tree in a sealed file.
+    """Returns the tree in a sealed file.
 
     Args:
-        where: the file. format: the number that ``format`` must have. fix: the advice in errors. infinite: see :func:`parse`.
-        older: other numbers that it may have.
+        where: the file. format: the number that ``format`` must have. fix: the advice in errors. infinite: see
+            :func:`parse`.
+        older: other allowed numbers of the format.
 
     Raises:
-        CheckpointError: damaged, or of another format.
+        CheckpointError: the file is damaged, or of another format.
     """
     with refusing(where, fix):
         tree = parse(data, infinite=infinite)
@@ -125,7 +127,7 @@ def refusing(
     """Turns each exception that the content of a file causes into one error that names the file.
 
     Args:
-        where: the file. fix: the advice in errors. kind: of the error. fault: the fault in words.
+        where: the file. fix: the advice in errors. kind: the class of the error. fault: the fault in words.
     """
     try:
         yield
@@ -136,7 +138,7 @@ def refusing(
 
 
 def reason_of(error: Exception) -> str:
-    """An error in one short line, with its class if it is not girih's own."""
+    """Returns an error in one short line, with its class if it is not girih's own."""
     text = " ".join(str(error).split()).lstrip(": ")
     if isinstance(error, KeyError):
         text = f"it lacks {text}"
@@ -146,7 +148,7 @@ def reason_of(error: Exception) -> str:
 
 
 def digest(text: str) -> str:
-    """16 hex digits that tell texts apart."""
+    """Returns 16 hex digits that distinguish texts."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -154,7 +156,7 @@ def check_inside(name: str) -> None:
     """Refuses a name that can lead out of its directory.
 
     Raises:
-        ValueError: not a relative path of plain names.
+        ValueError: the name is not a relative path of plain names.
     """
     leads_out = {"", ".", ".."} & set(name.split("/"))
     if leads_out or name.startswith("~") or "\\" in name or not name.isprintable():
@@ -164,14 +166,15 @@ def check_inside(name: str) -> None:
 def open_file(
     path: Path, inside: Path | None = None, fix: str = "", kind: type[UserError] = CheckpointError
 ) -> IO[bytes]:
-    """Opens a regular file to read it.
+    """Opens a regular file for reading.
 
     Args:
-        inside: a directory that must hold the file, also after links were followed. fix: the advice if it is missing. kind: of other errors.
+        inside: a directory that must hold the file, after links are followed. fix: the advice if the file is missing.
+        kind: the class of other errors.
 
     Raises:
         MissingFileError: no such file.
-        UserError: of the kind given: a directory, a pipe or a device; not readable; or a link that leads outside.
+        UserError: of class ``kind``: a directory, a pipe, a device, a link that leads outside, or not readable.
     """
     try:
         if inside is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside)):
@@ -191,7 +194,7 @@ def open_file(
 
 
 def read_sealed(path: Path, format: int, fix: str) -> dict[str, object]:
-    """The tree in a sealed file of this machine; see :func:`open_file` and :func:`unseal`."""
+    """Returns the tree in a sealed local file; see :func:`open_file` and :func:`unseal`."""
     with open_file(path, path.parent, fix) as file:
         return unseal(file.read(), path, format, fix)
 
@@ -200,7 +203,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
+        raise ValueError(f"the key {twice!r} occurs twice")
     return mapping
 
 

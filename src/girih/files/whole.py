@@ -14,7 +14,7 @@ _UNFINISHED = ".unfinished"
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces a file; where that fails, the old one stays and nothing is left beside it.
+    """Replaces a file. After a failure the old file stays, and nothing else is left.
 
     Raises:
         StorageFullError: the disk is full.
@@ -30,7 +30,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Has a file, or the names in a directory, where they stay, whatever becomes of the machine."""
+    """Makes a file, or the names in a directory, durable, even if the machine fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -39,12 +39,12 @@ def sync(path: Path) -> None:
 
 
 def unfinished(directory: Path) -> list[Path]:
-    """Files that :func:`write_whole` left when its process was killed."""
+    """Returns files that :func:`write_whole` left when its process was killed."""
     return list(directory.glob(f".*{_UNFINISHED}"))
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line; where that fails, the file stays as it was.
+    """Appends a line. After a failure the file is unchanged.
 
     Raises:
         StorageFullError: the disk is full.
@@ -64,7 +64,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def disk_full(error: OSError, path: str | os.PathLike[str]) -> StorageFullError | None:
-    """The error that names the path, where the disk is full; an error that says so already counts too."""
+    """Returns an error that names the path if the disk is full (also for a ``StorageFullError``), else None."""
     if not isinstance(error, StorageFullError) and error.errno not in (
         errno.ENOSPC,
         errno.EDQUOT,
@@ -78,7 +78,7 @@ def make_private(path: Path) -> Path:
     """Makes a directory that only this user can write.
 
     Raises:
-        OSError: somebody else could put files there, or this user cannot.
+        OSError: others can write there, or this user cannot.
     """
     for place in (*reversed(path.parents), path):
         place.mkdir(exist_ok=True, mode=0o700)

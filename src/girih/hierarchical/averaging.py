@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+
+from girih.kernels.cpu.arrays import F32
 
 
 class MA:
@@ -22,19 +23,19 @@ class MA:
     def __init__(self, num_replicas: int, rate: float | None = None) -> None:
         self.rate = np.float32(1.0 if rate is None else rate)
 
-    def begin(self, model: NDArray[np.float32]) -> None:
+    def begin(self, model: F32) -> None:
         """Begins anew, float32[P]: all replicas have these parameters. Nothing is kept from one round to the next here."""
 
-    def round(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
+    def round(self, replicas: F32) -> F32:
         """One round, float32[R, P]; returns float32[R, P], what each replica is to add to its parameters."""
         return self.rate * (self.model(replicas) - replicas)
 
-    def model(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
+    def model(self, replicas: F32) -> F32:
         """The model that is evaluated and saved, float32[P], while the replicas have float32[R, P]; nothing moves.
 
         It is their mean: the global model of BMUF lacks what they learned since the last round.
         """
-        mean: NDArray[np.float32] = replicas.mean(axis=0)
+        mean: F32 = replicas.mean(axis=0)
         return mean
 
 
@@ -56,11 +57,11 @@ class BMUF(MA):
         self.momentum = np.float32(1 - 1 / num_replicas)
         self.whole = self.update = np.empty(0, np.float32)
 
-    def begin(self, model: NDArray[np.float32]) -> None:
+    def begin(self, model: F32) -> None:
         """See :class:`MA`; the momentum begins at 0."""
         self.whole, self.update = model.copy(), np.zeros_like(model)
 
-    def round(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
+    def round(self, replicas: F32) -> F32:
         """See :class:`MA`."""
         self.update *= self.momentum
         self.update += self.model(replicas) - self.whole
@@ -90,11 +91,11 @@ class EASGD:
         self.rate = np.float32(MOVING_RATE / num_replicas if rate is None else rate)
         self.center = np.empty(0, np.float32)
 
-    def begin(self, model: NDArray[np.float32]) -> None:
+    def begin(self, model: F32) -> None:
         """See :class:`MA`."""
         self.center = model.copy()
 
-    def round(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
+    def round(self, replicas: F32) -> F32:
         """See :class:`MA`."""
         corrections = np.empty_like(replicas)
         for replica, correction in zip(replicas, corrections, strict=True):
@@ -102,7 +103,7 @@ class EASGD:
             self.center -= correction
         return corrections
 
-    def model(self, replicas: NDArray[np.float32]) -> NDArray[np.float32]:
+    def model(self, replicas: F32) -> F32:
         """The centre."""
         return self.center.copy()
 

@@ -6,10 +6,10 @@ forward and backward; several nets of it may be under way at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from girih.checkpoint.save import DenseState
 from girih.comm.group.trainers import TrainerGroup, Vote
 from girih.data.batch import Batch
-from girih.dense.half import DenseSpec, Outcome
-from girih.dense.halves.deferred import Gradients
+from girih.dense.half import DenseSpec
+from girih.dense.halves.deferred import Buffers, Gradients
 from girih.dense.halves.replica import Replica, ReplicaComputed
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.hierarchical.graph import Partitioned, ServerPart
@@ -31,28 +31,6 @@ from girih.hierarchical.wire import Entry, GroupVerb
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import TRAINER
 from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
-
-
-@dataclass(eq=False)
-class GroupedComputed:
-    """Loss of a batch whose gradients are on the servers; see :class:`girih.dense.half.Computed`."""
-
-    half: GroupedReplica
-    net: _PartitionedNet
-    computed: ReplicaComputed
-
-    @property
-    def vote(self) -> Vote:
-        """The vote on the step."""
-        return self.computed.vote
-
-    def apply(self, vote: Vote) -> Outcome:
-        """Moves the parameters on the servers, and returns once they have; or drops what is on the servers."""
-        outcome = self.computed.apply(vote)
-        if vote.known_refused:
-            self.net.on_servers.discard()
-        self.half.give_back(self.net)
-        return outcome
 
 
 class GroupedReplica:
@@ -110,19 +88,19 @@ class GroupedReplica:
         self,
         batch: Batch,
         embeddings: Embeddings,
-        onto: GroupedComputed | None = None,
+        onto: ReplicaComputed | None = None,
         *,
         last: bool = True,
-    ) -> GroupedComputed:
+    ) -> ReplicaComputed:
         """Forward, loss, backward; gradients of parameters stay on the servers."""
-        net = self._borrow() if onto is None else onto.net
+        net = self._borrow() if onto is None else cast(_PartitionedNet, onto.half)
         try:
-            computed = net.compute(batch, embeddings, None if onto is None else onto.computed, last=last)
+            computed = net.compute(batch, embeddings, onto, last=last)
             self._check_loss()
         except BaseException:
             net.abandon()
             raise
-        return GroupedComputed(self, net, computed)
+        return computed
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T], of the live parameters; of those of the last ``sync`` where there are other groups."""
@@ -315,10 +293,19 @@ class _PartitionedNet(Replica):
         finally:
             self._set_mode(True)
 
+    def take_step(self, vote: Vote, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
+        """Moves the parameters on the servers, and returns once they have; or drops what is on the servers."""
+        put_back = super().take_step(vote, gradients, buffers)
+        if vote.known_refused:
+            self.on_servers.discard()
+        self._half.give_back(self)
+        return put_back
+
     def move(self, gradients: Gradients) -> None:
         """Has the servers do their step."""
         optimizer = self._half.optimizer
-        scale = 1.0 if self._clip_norm is None else self._clipping(self._clip_norm)
+        most = self._spec.clip_norm
+        scale = 1.0 if most is None else self._clipping(most)
         self.on_servers.apply(options_of(optimizer), scale)
         if optimizer is not None:
             optimizer.step()  # of no gradients: a schedule wants to see one

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from girih.dense.options import spread_over
 from girih.errors import ConfigError, WireError
 from girih.hierarchical.graph import CutParameter, ServerPart
 from girih.hierarchical.optimizer_recipe import OptimizerOptions, OptimizerRecipe, take_options
@@ -52,22 +53,6 @@ class SharedSteps:
     def forget(self) -> None:
         """The state of all parameters is gone."""
         self._begun = set()
-
-
-def spread_over(tensors: Iterable[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields tensors, each with its numbers among those of all together.
-
-    Raises:
-        WireError: there are more or fewer numbers; raised before the first tensor.
-    """
-    tensors, begin = list(tensors), 0
-    if (expected := sum(tensor.numel() for tensor in tensors)) != flat.numel():
-        raise WireError(
-            f"{flat.numel():,} numbers came; expected {expected:,}, one for each number of the parameters"
-        )
-    for tensor in tensors:
-        yield tensor, flat[begin : begin + tensor.numel()].view_as(tensor)
-        begin += tensor.numel()
 
 
 class CutParameters:

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.comm.group import TrainerGroup
 from girih.comm.rpc import Client, Reply
 from girih.comm.service import answer, answers, from_text
+from girih.dense.options import spread_over
 from girih.errors import ConfigError
 from girih.hierarchical.averaging import DenseVerb, ranges
-from girih.hierarchical.live_parts import spread_over
+from girih.kernels.cpu.arrays import F32
 from girih.telemetry.busy import waiting
 from girih.telemetry.stats import Stats, StatsSnapshot
 
@@ -85,7 +85,7 @@ class Shadow:
             self._paused = True
         self._wait([server.call(DenseVerb.LEAVE, self._called) for server in self._servers])
 
-    def meet(self, buffers: Sequence[Tensor] = ()) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def meet(self, buffers: Sequence[Tensor] = ()) -> tuple[F32, F32]:
         """The model of all replicas, float32[P], which keep their own; all call it, while none of them trains.
 
         No round is under way from here until the next step.
@@ -155,12 +155,12 @@ class Shadow:
             live.add_(part)
         self._stats.counters["averaging_rounds"] += 1
 
-    def _parts(self, flat: NDArray[np.float32]) -> list[tuple[Client, NDArray[np.float32]]]:
+    def _parts(self, flat: F32) -> list[tuple[Client, F32]]:
         self._stats.sent("dense", flat.nbytes)
         return [(server, flat[part]) for server, part in zip(self._servers, self._ranges, strict=True)]
 
     @staticmethod
-    def _wait(calls: Sequence[Reply]) -> list[NDArray[np.float32]]:
+    def _wait(calls: Sequence[Reply]) -> list[F32]:
         return [array for call in calls for array in answer(call).arrays]
 
 
@@ -178,10 +178,10 @@ def check_averaged(named: Iterable[tuple[str, Tensor]]) -> None:
             )
 
 
-def _flat(tensors: Sequence[Tensor]) -> NDArray[np.float32]:
+def _flat(tensors: Sequence[Tensor]) -> F32:
     if not tensors:
         return np.empty(0, np.float32)
-    flat: NDArray[np.float32] = torch.cat([each.reshape(-1).float() for each in tensors]).numpy()
+    flat: F32 = torch.cat([each.reshape(-1).float() for each in tensors]).numpy()
     return flat
 
 

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count, islice
 from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -18,6 +16,7 @@ from girih.errors import NonFiniteError
 from girih.hierarchical.group_client import GroupClient, settled
 from girih.hierarchical.optimizer_recipe import OptimizerOptions
 from girih.hierarchical.wire import GradientStreams, GroupVerb
+from girih.kernels.cpu.arrays import U8
 from girih.models.layers.autograd import Context
 
 T = TypeVar("T")
@@ -69,7 +68,7 @@ class BatchOnServers:
         self._streams.discard()
         self._ask(GroupVerb.DISCARD)
 
-    def _ask(self, verb: GroupVerb, *arrays: NDArray[np.uint8]) -> list[Frame]:
+    def _ask(self, verb: GroupVerb, *arrays: U8) -> list[Frame]:
         return self._group.ask(verb, (self._net, self._number), arrays, sorted(self._touched))
 
     def forward(

@@ -28,7 +28,7 @@ from girih.errors import WireError
 from girih.kernels.buffers import Take
 
 CODECS: tuple[Codec, ...] = (Float32(), BFloat16(), Int8(), TopK())
-"""By the numbers that messages have for them."""
+"""By the numbers that messages have for them; a new codec comes last."""
 NUMBERS = {codec.name: number for number, codec in enumerate(CODECS)}
 Coder = Codec | ErrorFeedback
 Coders = Callable[[int], Coder]

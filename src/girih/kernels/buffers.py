@@ -1,6 +1,6 @@
-"""Arrays whose memory is reused once nothing refers to it.
+"""Arrays whose memory is reused when nothing refers to them any more.
 
-Fresh memory costs: the system clears each page when it is first touched, which takes longer than to fill it.
+Fresh memory is slow. The system clears each page at its first access, and this takes longer than filling the page.
 """
 
 from __future__ import annotations
@@ -15,40 +15,44 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 LINE_BYTES: Final = 64
-_STEPS = 8  # sizes between a power of two and the next
+_STEPS = 8  # sizes between two powers of two
 _MOST_TOO_LARGE = 8
-_KEPT = 1.25  # of the most that was ever in use together
+_KEPT = 1.25  # times the largest memory in use at any time
 
 
 class Take(Protocol):
-    """Gives an array to fill: :meth:`Buffers.take`, or memory that is sent as it is."""
+    """Returns an array to fill: :meth:`Buffers.take`, or a function that gives memory for sending."""
 
     def __call__(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]: ...
 
 
 _Memory = tuple[int, memoryview]
-"""Which it is of all that were made, and its bytes."""
+"""The number of this memory among all that were made, and its bytes."""
 
 
 class Buffers:
-    """Gives out arrays; the memory of one comes back when it, and every view of it, is gone.
+    """Gives out arrays. The memory of an array comes back when the array and all views of it are gone.
 
-    Any thread may take, and any may drop. What is kept is at most a quarter more than was once in use together.
+    Any thread may take and drop arrays. The kept memory is at most 1.25 times the largest memory that was in use at
+    any time.
 
     Args:
-        least_bytes: smaller arrays are the allocator's.
+        least_bytes: smaller arrays come from the allocator.
     """
 
     def __init__(self, least_bytes: int = 1 << 16) -> None:
         self.least_bytes = least_bytes
         self._free: dict[int, list[_Memory]] = {}
-        self._sizes: list[int] = []  # of these, the smallest first
+        self._sizes: list[int] = []  # the keys of _free, sorted
         self._lent: dict[int, _Lent] = {}
         self._num_made = 0
         self._most_in_use = 0
 
     def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-        """An array with any content that nobody else sees, C-contiguous, aligned to cache lines."""
+        """Returns an array with arbitrary content, C-contiguous and aligned to cache lines.
+
+        No other array shares its memory.
+        """
         dtype = np.dtype(dtype)
         count = math.prod(shape)
         num_bytes = count * dtype.itemsize
@@ -63,17 +67,19 @@ class Buffers:
         self._lent[id(lent)] = lent
         return array.reshape(shape)
 
-    # A last view may go at any moment, in the middle of these methods too: so they take no lock, and every use of
-    # the lists is one operation, which the interpreter does not interrupt.
+    # A last view may be dropped at any moment, also during these methods. So they take no lock. Each access to the
+    # lists is a single operation, which the interpreter does not interrupt.
 
     def _reclaim(self, lent: _Lent) -> None:
         del self._lent[id(lent)]
         heappush(self._free[len(lent.memory[1])], lent.memory)
 
     def _find(self, size: int) -> _Memory | None:
-        """The smallest that lies about, unless it is far too large; of those the one that was made first.
+        """Returns the smallest free memory that is large enough and not far too large.
 
-        So what is taken and dropped by turns is always the same few, which the cache still has.
+        Prefers the memory that was made first.
+
+        So arrays that are taken and dropped repeatedly use the same memory, which is still in the cache.
         """
         for number in range(bisect_left(self._sizes, size), len(self._sizes)):
             if self._sizes[number] > _MOST_TOO_LARGE * size:
@@ -87,7 +93,7 @@ class Buffers:
         return None
 
     def _make(self, size: int) -> _Memory:
-        """New memory; what lies about in sizes that are no longer asked for goes."""
+        """Makes new memory. Drops free memory that exceeds the limit."""
         if size not in self._free:
             self._free.setdefault(size, [])
             insort(self._sizes, size)
@@ -107,14 +113,14 @@ class Buffers:
 
 
 class _Lent(weakref.ref[NDArray[Any]]):
-    """An array that is out, and its memory."""
+    """A weak reference to an array that is in use, and its memory."""
 
     __slots__ = ("memory",)
     memory: _Memory
 
 
 def _size_class(num_bytes: int) -> int:
-    """Rounds a size up by at most an eighth, so that sizes that nearly agree are one."""
+    """Rounds a size up by at most 1/8, so that similar sizes share memory."""
     step = (1 << (num_bytes - 1).bit_length()) // (2 * _STEPS)
     return -(-num_bytes // step) * step
 

@@ -6,7 +6,7 @@ import copy
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from girih.comm.group import TrainerGroup
 from girih.data import Dataset
 from girih.data.batch import Batch, cut
-from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.half import DenseSpec
 from girih.dense.halves.replica import made_by, to_device
 from girih.models.embeddings import Embeddings
@@ -159,7 +158,7 @@ def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: E
             storages[storage.data_ptr()] = storage.nbytes(), tensor  # which keeps the address taken
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _arithmetic(dense):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), dense.arithmetic():
         logits = module(numeric, inputs)
     del logits
     return sum(size for size, _ in storages.values())
@@ -174,7 +173,7 @@ def _seconds(
     busy: list[float] = []
     while len(passes_s) < 1 + REPEATS or (sum(passes_s[1:]) < LIMIT_S and len(passes_s) < 1 + MOST):
         started, before = _now(dense.device), time.process_time()
-        with _arithmetic(dense):
+        with dense.arithmetic():
             logits = module(numeric, inputs)
         if logits.requires_grad:
             logits.sum().backward()
@@ -188,10 +187,6 @@ def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Emb
     return to_device(embeddings, dense.device), torch.from_numpy(np.nan_to_num(batch.numeric)).to(
         dense.device
     )
-
-
-def _arithmetic(dense: DenseSpec) -> AbstractContextManager[object]:
-    return arithmetic(dense.device, precision=dense.precision, forward=dense.forward)
 
 
 def _now(device: torch.device) -> float:

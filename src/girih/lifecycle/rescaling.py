@@ -70,10 +70,8 @@ class Rescaling(StepHook):
     def __init__(self, context: RunContext, strategy: Strategy, facts: Facts, *, held: bool) -> None:
         self._run, self._ranks, self._processes = context.directory, context.ranks, context.processes
         self._facts, self._held = facts, held
-        try:
+        with config.located("cluster: autoscale"):
             self.autoscaler = self._make_autoscaler(strategy)
-        except ConfigError as error:
-            raise ConfigError(f"cluster: autoscale: {error}") from None
         self._wanted: tuple[ScaleRequest, Scaling] | None = None
         self._looked_s = 0.0
 

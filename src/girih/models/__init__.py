@@ -1,6 +1,6 @@
 """Models: plain torch modules of ``forward(numeric[B, X], embeddings) -> logits[B, T]``.
 
-Names are loaded on first use: what a model needs of a feature is read by processes that have no torch.
+Names are loaded on first use, because processes without torch read the needs of models.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CLASSES = {
     "dsin": "dsin.DSIN", "atbrg": "atbrg.ATBRG", "can": "can.CAN", "mmoe": "multitask.MMoE", "esmm": "multitask.ESMM", "star": "star.STAR",
     "two_tower": "two_tower.TwoTower", "retrieval": "retrieval.Retrieval",
 }  # fmt: skip
-"""A model's name in configs → its module in this package and its class; :data:`girih.models.zoo.BY_NAME` has the classes."""
+"""A model's name in configs → its module in this package and its class. :data:`girih.models.zoo.BY_NAME` has the classes."""
 _OTHERS = (
     "embeddings.Block", "embeddings.Embeddings", "embeddings.Jagged", "loss.bce_with_logits", "needs.needs_of", "zoo.BY_NAME", "zoo.create",
 )  # fmt: skip

@@ -24,18 +24,18 @@ from girih.schema import Schema, Sequence
 
 
 class Heads(nn.Module):
-    """Whose neighbour each is: an example's neighbours are shared out evenly, in order.
+    """Finds the node of each neighbour: an example's neighbours are divided evenly among its nodes, in order.
 
-    A module of its own because it looks into data: so the rest of the model can be traced.
+    This is a separate module because it depends on the data. So the rest of the model can be traced.
     """
 
     __call__: Callable[..., Tensor]
 
     def forward(self, feature: str, nodes: Jagged, relation: str, tails: Jagged) -> Tensor:
-        """The nodes of a feature and their M neighbours by a relation to the node of each, int64[M].
+        """Returns the node of each of the M neighbours that a relation gives to the nodes of a feature, int64[M].
 
         Raises:
-            DataError: a relation has not the same number of neighbours for each node of an example.
+            DataError: the nodes of an example have different numbers of neighbours by this relation.
         """
         num_nodes, num_tails = nodes.offsets.diff(), tails.offsets.diff()
         each = num_tails // num_nodes.clamp(min=1)
@@ -44,7 +44,7 @@ class Heads(nn.Module):
             first = int(uneven[0])
             raise DataError(
                 f"atbrg: {relation!r} has {int(num_tails[first])} ids where {feature!r} has {int(num_nodes[first])}; "
-                "expected as many neighbours for each node of an example: fill up with an id that stands for none"
+                "expected the same number of neighbours for each node of an example: pad with an id that means none"
             )
         example = tails.examples()
         return nodes.offsets.index_select(0, example) + tails.positions() // each.index_select(0, example)
@@ -53,19 +53,20 @@ class Heads(nn.Module):
 class ATBRG(Model):
     """logits = MLP([embeddings, numeric, z_target, Σ_j a(z_j, z_target) z_j for each history]) (§3).
 
-    z is what a node of the graph has taken in of its neighbours, from the leaves up (relation-aware extractor), and ``a``
-    DIN's activation unit on these (representation activation). The graph comes with the data: each relation is a
-    sequence feature that has the neighbours of its nodes side by side, as many for each node. What connects and
-    prunes it prepares the data.
+    z is a node of the graph together with the information from its neighbours, collected from the leaves up
+    (relation-aware extractor). ``a`` is DIN's activation unit on these nodes (representation activation). The data
+    contains the graph: each relation is a sequence feature with the neighbours of its nodes side by side, the same
+    number for each node. The data preparation connects and prunes the graph.
 
     Args:
-        relations: neighbours (a sequence feature) → whose they are: a target, a history, or neighbours themselves, which
-            makes the graph deeper. All have one dim.
-        attention: history → its target, as for :class:`girih.models.DIN`; without it neighbours are no histories.
+        relations: neighbours (a sequence feature) → their nodes: a target, a history, or other neighbours, which makes
+            the graph deeper. All have one dim.
+        attention: history → its target, as for :class:`girih.models.DIN`; without it, neighbours do not count as
+            histories.
         attention_hidden: layers of the activation unit. softmax: normalise the activation over the history.
 
     Raises:
-        ConfigError: relations that hang from nothing, from themselves, or at other dims.
+        ConfigError: relations of unknown features, in a cycle, or with different dims.
     """
 
     not_substitutable = checks.NOT_SUBSTITUTABLE
@@ -97,10 +98,10 @@ class ATBRG(Model):
         self.deep = MLP(width, outputs=self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T].
+        """Maps float32[B, X] and embeddings to logits float32[B, T].
 
         Raises:
-            DataError: a relation has not the same number of neighbours for each node of an example.
+            DataError: the nodes of an example have different numbers of neighbours by a relation.
         """
         targets = {target: self._extract(target, embeddings).values for target in self.targets}
         activated = [
@@ -110,8 +111,8 @@ class ATBRG(Model):
         return self.deep(self.inputs(numeric, embeddings, *targets.values(), *activated))
 
     def _extract(self, feature: str, embeddings: Embeddings, level: int = 0) -> Jagged:
-        """The nodes of a feature with what they take in of their neighbours, which have done so before."""
-        nodes = _nodes(feature, embeddings)
+        """Returns the nodes of a feature with the information from their neighbours, which are extracted first."""
+        nodes = embeddings.jagged(feature)
         neighbours = []
         for vector, (relation, heads) in zip(self.relation_vectors, self.relations.items(), strict=True):
             if heads == feature:
@@ -124,17 +125,9 @@ class ATBRG(Model):
         return nodes._replace(values=self.extractors[level](nodes.values, neighbours))
 
 
-def _nodes(feature: str, embeddings: Embeddings) -> Jagged:
-    """The nodes of a feature in each example: the ids of a sequence, or a target, of which each has one."""
-    if feature in embeddings.sequences:
-        return embeddings.sequences[feature]
-    targets = embeddings[feature]
-    return Jagged(targets, torch.arange(len(targets) + 1, device=targets.device))
-
-
 def _check_names(schema: Schema, relations: Mapping[str, str]) -> None:
     if not isinstance(relations, Mapping) or not relations:
-        raise ConfigError(f"relations = {relations!r}: expected a table of neighbours = whose they are")
+        raise ConfigError(f"relations = {relations!r}: expected a table of neighbours = their nodes")
     sequences = [feature.name for feature in schema.sparse if isinstance(feature, Sequence)]
     for name in relations:
         if name not in sequences:
@@ -142,7 +135,7 @@ def _check_names(schema: Schema, relations: Mapping[str, str]) -> None:
 
 
 def _depth(relations: Mapping[str, str], roots: set[str]) -> int:
-    """The number of layers between the farthest neighbours and a target or history."""
+    """Returns the number of layers between the farthest neighbours and a target or history."""
     for name in relations:
         if name in roots:
             raise ConfigError(
@@ -153,7 +146,7 @@ def _depth(relations: Mapping[str, str], roots: set[str]) -> int:
 
 
 def _path(name: str, relations: Mapping[str, str], roots: set[str]) -> list[str]:
-    """The relations from some neighbours to a target or history."""
+    """Returns the relations from some neighbours to a target or history."""
     path = [name]
     while (heads := relations[path[-1]]) not in roots:
         if heads not in relations:
@@ -163,14 +156,18 @@ def _path(name: str, relations: Mapping[str, str], roots: set[str]) -> list[str]
             )
         if heads in path:
             raise ConfigError(
-                f"relations.{path[-1]} = {heads!r}: goes round; expected to end at a target or history"
+                f"relations.{path[-1]} = {heads!r}: is a cycle; expected to end at a target or history"
             )
         path.append(heads)
     return path
 
 
 class Neighbours(NamedTuple):
-    """The neighbours by one relation: its vector float32[D], theirs float32[m, D], and the node of each, int64[m]."""
+    """The neighbours by one relation.
+
+    The relation's vector is float32[D]. The neighbours' vectors are float32[m, D]. The node of each neighbour is
+    int64[m].
+    """
 
     relation: Tensor
     values: Tensor
@@ -180,8 +177,8 @@ class Neighbours(NamedTuple):
 class RelationAwareExtractor(nn.Module):
     """x'_h = ReLU(W [x_h, Σ α(h, r, t) W_V [x_h, x_t]] + b), the sum over the neighbours (r, t) of h (after ATBRG).
 
-    α(h, r, t) is the softmax over them of (W_Q x_r)ᵀ (W_K [x_h, x_t]) / √D: the relation asks, the pair of nodes answers.
-    A node without neighbours has 0 for their sum.
+    α(h, r, t) is the softmax over the neighbours of (W_Q x_r)ᵀ (W_K [x_h, x_t]) / √D: the relation is the query, and
+    the pair of nodes is the key. The sum of a node without neighbours is 0.
     """
 
     def __init__(self, dim: int) -> None:
@@ -193,7 +190,7 @@ class RelationAwareExtractor(nn.Module):
         self.merge = nn.Linear(2 * dim, dim)
 
     def forward(self, nodes: Tensor, neighbours: Seq[Neighbours]) -> Tensor:
-        """float32[N, D] and the neighbours by each relation to float32[N, D]."""
+        """Maps float32[N, D] and the neighbours by each relation to float32[N, D]."""
         heads = torch.cat([each.nodes for each in neighbours])
         tails = torch.cat([each.values for each in neighbours])
         pairs = torch.cat([nodes.index_select(0, heads), tails], dim=1)

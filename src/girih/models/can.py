@@ -28,18 +28,18 @@ from girih.schema import Categorical, Schema, Sequence
 class CAN(Model):
     """logits = MLP([embeddings, numeric, co-action units]).
 
-    The unit of an item and a sequence is the sum over the sequence's ids; an empty one gives zeros. The paper puts DIEN
-    beside the units; here other sequences are pooled.
+    The unit of an item and a sequence is the sum over the sequence's ids; an empty sequence gives zeros. The paper
+    combines the units with DIEN. This model pools other sequences instead.
 
     Args:
-        co_action: item (a categorical feature, whose rows are the micro-MLP's parameters) → the features whose embeddings
-            are fed to it, all of one dim. These features are read by the units alone: a column that the MLP reads as
-            well is read by another feature.
+        co_action: item (a categorical feature, whose rows are the micro-MLP's parameters) → the features whose
+            embeddings are fed to it, all of one dim. Only the units read these features. If the MLP must also read such
+            a column, define another feature for it.
         unit_layers, orders, independent_orders: see :class:`CoActionUnit`.
     """
 
     not_substitutable = (
-        "a unit needs the rows of an item beside all that is fed to it; use strategy 'synchronous'"
+        "a unit needs the rows of an item together with all its inputs; use strategy 'synchronous'"
     )
 
     def __init__(
@@ -76,24 +76,16 @@ class CAN(Model):
         self.deep = MLP(width, outputs=self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         co_actions = [
-            unit(embeddings[item], [_fed(feed, embeddings) for feed in feeds])
+            unit(embeddings[item], [embeddings.jagged(feed) for feed in feeds])
             for unit, (item, feeds) in zip(self.units, self.co_action.items(), strict=True)
         ]
         return self.deep(self.inputs(numeric, embeddings, *co_actions))
 
 
-def _fed(feed: str, embeddings: Embeddings) -> Jagged:
-    """The vectors of a feature that go through units: those of a sequence, or one for each example."""
-    if feed in embeddings.sequences:
-        return embeddings.sequences[feed]
-    values = embeddings[feed]
-    return Jagged(values, torch.arange(len(values) + 1, device=values.device))
-
-
 def _checked(schema: Schema, co_action: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """The pairs in the schema's order."""
+    """Checks the pairs, and returns them in the schema's order."""
     if not isinstance(co_action, Mapping) or not co_action:
         raise ConfigError(f"co_action = {co_action!r}: expected a table of item = [features]")
     sparse = [feature.name for feature in schema.sparse]
@@ -116,17 +108,17 @@ Layers = list[tuple[Tensor, Tensor]]
 class CoActionUnit(nn.Module):
     """A micro-MLP whose weights and biases are a row of a table: h_i = tanh(h_{i−1} W_i + b_i), h_0 = the vector fed.
 
-    All h_i side by side come out ("Co-Action Unit"), for each power of the vector, from the first to that of ``orders``
-    ("Multi-order Enhancement"), summed over the vectors of a feed. As in the authors' code the last layer has no tanh: it
-    is linear, so it is given the sums.
+    The output is all h_i side by side ("Co-Action Unit"), for each power of the vector, from the first to ``orders``
+    ("Multi-order Enhancement"), summed over the vectors of a feed. As in the authors' code, the last layer has no tanh.
+    It is linear, so its input is the sums.
 
     Args:
         layers: the width of each layer.
-        independent_orders: each power has a micro-MLP of its own ("orders independence").
+        independent_orders: each power has its own micro-MLP ("orders independence").
 
     Attributes:
-        num_parameters: P: W_1 row by row, b_1, W_2, b_2 and so on, times ``orders`` where these are independent.
-        width: of what comes out for a feed.
+        num_parameters: P: W_1 row by row, b_1, W_2, b_2 and so on, times ``orders`` if these are independent.
+        width: of the output for one feed.
     """
 
     __call__: Callable[..., Tensor]
@@ -141,7 +133,7 @@ class CoActionUnit(nn.Module):
         self.width = orders * sum(layers)
 
     def forward(self, parameters: Tensor, feeds: Seq[Jagged]) -> Tensor:
-        """float32[B, P] and K feeds to [B, K · width], one feed after the other; zeros where a feed is empty."""
+        """Maps float32[B, P] and K feeds to [B, K · width], one feed after the other. An empty feed gives zeros."""
         layers = self._layers(parameters)
         together = Feeds.padded_together(feeds)
         outputs = [self._fed(layers, padded) for padded in together]
@@ -152,7 +144,7 @@ class CoActionUnit(nn.Module):
         return torch.cat(outputs, dim=1).index_select(1, by_number).flatten(1)
 
     def _fed(self, layers: Layers, feeds: Feeds) -> Tensor:
-        """[B, K, width]."""
+        """Returns [B, K, width]."""
         size, num_feeds, length, dim = feeds.values.shape
         micro, per_micro = size * self.num_micro, self.orders // self.num_micro
         powers = [feeds.values]
@@ -181,11 +173,12 @@ class CoActionUnit(nn.Module):
 
 
 class Feeds(NamedTuple):
-    """Feeds about as long as each other, padded to the longest.
+    """Feeds of similar length, padded to the longest.
 
     Attributes:
-        numbers: which of all feeds they are.
-        values: float32[B, K, M, D], zeros past each end. mask: float32[B, K, M], 1 for what is real. counts: float32[B, K].
+        numbers: their numbers among all feeds.
+        values: float32[B, K, M, D], zeros after each end. mask: float32[B, K, M], 1 for real vectors. counts:
+            float32[B, K].
     """
 
     numbers: list[int]
@@ -195,9 +188,9 @@ class Feeds(NamedTuple):
 
     @classmethod
     def padded_together(cls, feeds: Seq[Jagged]) -> list[Feeds]:
-        """All feeds: those together whose longest sequences end between the same powers of two.
+        """Pads all feeds in groups. A group holds feeds whose longest sequences end between the same powers of two.
 
-        So no feed is padded to twice the length that its own longest sequence asks for.
+        So no feed is padded to twice the length of its own longest sequence.
         """
         lengths = torch.stack([feed.offsets for feed in feeds]).diff()
         longest = F.pad(lengths, (0, 1)).amax(dim=1).tolist()  # a batch may have no examples
@@ -214,7 +207,7 @@ class Feeds(NamedTuple):
         values = torch.cat([feeds[number].values for number in numbers])
         feed_lengths = lengths[numbers] if len(numbers) < len(feeds) else lengths
         num_feeds, size = feed_lengths.shape
-        each = feed_lengths.flatten()  # of all examples of the first feed, then of the next
+        each = feed_lengths.flatten()  # all examples of the first feed, then of the next feed
         begins = (
             torch.arange(num_feeds * size, device=feed_lengths.device).view(size, num_feeds).T.flatten()
             * width
@@ -234,6 +227,6 @@ class Feeds(NamedTuple):
         )
 
     def summed(self, h: Tensor, orders: int) -> Tensor:
-        """[·, ·, H], all orders of all feeds, to the sums over what is real: [B, O, K, H]."""
+        """Maps [·, ·, H], all orders of all feeds, to the sums over real vectors: [B, O, K, H]."""
         each = h.reshape(len(self.mask), orders, *self.mask.shape[1:], h.shape[-1])
         return torch.matmul(self.mask[:, None, :, None], each).squeeze(3)

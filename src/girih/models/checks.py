@@ -1,4 +1,4 @@
-"""Checks of models: lists of features, histories and their targets, and schemas for which a formula has no answer."""
+"""Checks of models: lists of features, histories with their targets, and schemas that a formula does not support."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from girih.schema import DEFAULT_DIM, Categorical, Schema, Sequence
 
 
 def some_of(name: str, values: Seq[str], features: Seq[str], kind: str = "feature") -> tuple[str, ...]:
-    """Refuses anything but a list of some features, each of them once; returns them in the order of ``features``.
+    """Refuses anything except a list of some features, each listed once. Returns them in the order of ``features``.
 
     Args:
-        kind: what ``features`` are, for errors.
+        kind: the kind of ``features``, for errors.
     """
     if not isinstance(values, list | tuple) or not values:
         shown = list(values) if isinstance(values, tuple) else values
@@ -32,12 +32,12 @@ def one_label(model: str, schema: Schema) -> None:
     if len(names) > 1:
         raise ConfigError(
             f"{model}: {len(names)} labels {list(names)}, the model has one output; "
-            "keep one label, or take a model of several, as mmoe or dnn"
+            "keep one label, or use a model for several labels, such as mmoe or dnn"
         )
 
 
 def two_probabilities(model: str, schema: Schema) -> None:
-    """Refuses schemas but those of two labels with binary cross-entropy: a click, and what follows it."""
+    """Refuses all schemas except two labels with binary cross-entropy: a click, and an event after it."""
     names, losses = schema.labels.names, schema.labels.losses
     if len(names) != 2 or set(losses) != {"bce"}:
         raise ConfigError(
@@ -46,7 +46,7 @@ def two_probabilities(model: str, schema: Schema) -> None:
 
 
 def one_dim(model: str, schema: Schema, features: Iterable[str] | None = None) -> int:
-    """The width that features share (all, if not named); the default width where there are none.
+    """Returns the width that features share (by default all features), or the default width if there are none.
 
     Raises:
         ConfigError: widths differ.
@@ -56,26 +56,26 @@ def one_dim(model: str, schema: Schema, features: Iterable[str] | None = None) -
     by_dim = {dim: name for name, dim in reversed(dims.items())}
     if len(by_dim) > 1:
         shown = ", ".join(f"{dim} (as {name!r})" for dim, name in sorted(by_dim.items()))
-        raise ConfigError(f"{model}: features must have one dim, received {shown}; set dim alike")
+        raise ConfigError(f"{model}: features must have one dim, received {shown}; set the same dim")
     return next(iter(by_dim), DEFAULT_DIM)
 
 
 Pairs = tuple[tuple[str, str], ...]
-"""(history, target): a sequence feature, and the categorical one that it is read for."""
+"""(history, target): a sequence feature, and the categorical feature that attends to it."""
 
 NOT_SUBSTITUTABLE = "it reads histories by layers that are not computed in parts; use the model 'din', or strategy 'synchronous'"
-"""Why strategy ``substitution`` refuses the models of sequences but DIN."""
+"""Why strategy ``substitution`` refuses models of sequences, except DIN."""
 
 
 def pairs_of(
     model: str, schema: Schema, attention: Mapping[str, str] | None, others: Collection[str] = ()
 ) -> Pairs:
-    """The histories that a model reads whole, each with its target, in the schema's order.
+    """Returns the histories that a model reads whole, each with its target, in the schema's order.
 
     Args:
         model: named in errors.
-        attention: history → target. None pairs each sequence with the one categorical feature of its table.
-        others: sequences that are no histories.
+        attention: history → target. None pairs each sequence with the only categorical feature of its table.
+        others: sequences that are not histories.
 
     Raises:
         ConfigError: a feature is unknown or of another kind, or has no target, or more than one.
@@ -84,7 +84,7 @@ def pairs_of(
 
 
 def dims_of(model: str, schema: Schema, pairs: Pairs) -> dict[str, int]:
-    """History → the dim that it shares with its target.
+    """Returns history → the dim that it shares with its target.
 
     Raises:
         ConfigError: the two have different dims.

@@ -20,8 +20,8 @@ from girih.schema import Schema
 class DCN(Model):
     """logits = Linear([cross(x_0), MLP(x_0)]) with x_0 = [embeddings, numeric] (eq. 1 to 5).
 
-    The crosses come as U cross(x_0), U being the last layer's columns for them: see ``VectorCrosses``. ``hidden = ()``
-    leaves the cross network alone.
+    The cross network returns U cross(x_0), where U is the last layer's columns for it: see ``VectorCrosses``. With
+    ``hidden = ()`` there is only the cross network.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class DCN(Model):
             self.final.weight = nn.Parameter(final.weight[:, width:].detach().clone())
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         logits = self.cross(numeric, embeddings) + self.bias
         if self.deep is not None and self.final is not None:
             logits = logits + self.final(self.deep(numeric, embeddings))
@@ -51,14 +51,14 @@ class DCN(Model):
 
 
 class DCNv2(Model):
-    """Crosses with a whole matrix W, beside the deep network or before it, x_0 = [embeddings, numeric].
+    """Crosses with a full matrix W, parallel to the deep network or before it, x_0 = [embeddings, numeric].
 
-    ``parallel``: logits = Linear([cross(x_0), MLP(x_0)]). ``stacked``: logits = Linear(MLP(cross(x_0))).
-    ``rank`` makes W = U Vᵀ of that rank. ``hidden = ()`` leaves the cross network alone.
+    ``parallel``: logits = Linear([cross(x_0), MLP(x_0)]). ``stacked``: logits = Linear(MLP(cross(x_0))). ``rank`` makes
+    W = U Vᵀ of this rank. With ``hidden = ()`` there is only the cross network.
     """
 
     not_substitutable = (
-        "MatrixCross needs all columns of the layer before it, so a round of messages a layer; use the model 'dcn',"
+        "MatrixCross needs all columns of the layer before it, which takes a round of messages per layer; use the model 'dcn',"
         " or strategy 'synchronous'"
     )
 
@@ -85,7 +85,7 @@ class DCNv2(Model):
         self.final = nn.Linear(both, self.num_labels)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         x = x0 = self.inputs(numeric, embeddings)
         for layer in self.cross:
             x = layer(x0, x)
@@ -96,7 +96,7 @@ class DCNv2(Model):
 
 
 class MatrixCross(nn.Module):
-    """x_{l+1} = x_0 ⊙ (W x_l + b) + x_l (DCN-V2, eq. 1), with W = U Vᵀ of low rank if asked (eq. 2)."""
+    """x_{l+1} = x_0 ⊙ (W x_l + b) + x_l (DCN-V2, eq. 1), with W = U Vᵀ if it has low rank (eq. 2)."""
 
     def __init__(self, width: int, rank: int | None = None) -> None:
         super().__init__()
@@ -104,6 +104,6 @@ class MatrixCross(nn.Module):
         self.linear = nn.Linear(width if rank is None else rank, width)
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
-        """float32[B, K] and float32[B, K] to float32[B, K]."""
+        """Maps float32[B, K] and float32[B, K] to float32[B, K]."""
         inner = x if self.narrow is None else self.narrow(x)
         return torch.addcmul(x, x0, self.linear(inner))

@@ -23,10 +23,10 @@ from girih.schema import Schema
 class DIEN(Model):
     """logits = MLP([embeddings, numeric, h'_T for each history]), loss = L_target + α · L_aux.
 
-    Interest extractor: h_t = GRU(behaviour_t). Interest evolution: a_t = softmax_t(h_tᵀ W target), h'_t = AUGRU(h_t, a_t).
-    The auxiliary loss has h_t tell behaviour t + 1 from a negative (:func:`auxiliary_losses`).
+    Interest extractor: h_t = GRU(behaviour_t). Interest evolution: a_t = softmax_t(h_tᵀ W target), h'_t = AUGRU(h_t,
+    a_t). The auxiliary loss trains h_t to distinguish behaviour t + 1 from a negative (:func:`auxiliary_losses`).
 
-    The forward pass of a training step leaves the auxiliary loss here for :meth:`loss`, which takes it.
+    The forward pass of a training step stores the auxiliary loss in this module. :meth:`loss` takes it.
 
     Args:
         attention: history → its target, as for :class:`girih.models.DIN`.
@@ -54,11 +54,14 @@ class DIEN(Model):
         self._left_for_loss: Tensor | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """All but what a forward pass has left for a loss that never came, which no copy can have."""
+        """Returns the state without a left auxiliary loss, which cannot be copied.
+
+        A forward pass leaves this loss if no :meth:`loss` follows.
+        """
         return self.__dict__ | {"_left_for_loss": None}
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         evolved, auxiliary = [], numeric.new_zeros(len(numeric))
         for unit, (history, target) in zip(self.units, self.pairs, strict=True):
             behaviours = embeddings.sequences[history]
@@ -70,7 +73,7 @@ class DIEN(Model):
         return self.deep(self.inputs(numeric, embeddings, *evolved))
 
     def loss(self, outputs: Tensor, batch: Targets) -> Tensor:
-        """L_target + α · L_aux, means over the examples by weight, 0-d."""
+        """Returns L_target + α · L_aux, weighted means over the examples, 0-d."""
         loss = label_losses(outputs, batch)
         auxiliary, self._left_for_loss = self._left_for_loss, None
         if auxiliary is None:
@@ -79,10 +82,10 @@ class DIEN(Model):
 
 
 class InterestEvolution(nn.Module):
-    """Interests of a history, and what became of those that its target asks for.
+    """Extracts the interests of a history, and evolves them with attention to the target.
 
-    Shapes: L behaviours of all examples together, D dim: of behaviours, target and interests alike, for the auxiliary loss
-    multiplies interests with behaviours.
+    Shapes: L behaviours of all examples together, D dim. Behaviours, target and interests have the same dim, because
+    the auxiliary loss multiplies interests with behaviours.
     """
 
     def __init__(self, dim: int) -> None:
@@ -92,7 +95,7 @@ class InterestEvolution(nn.Module):
         self.evolution = GRU(dim, dim)
 
     def forward(self, behaviours: Jagged, target: Tensor) -> tuple[Tensor, Tensor]:
-        """A history and float32[B, D] to the interests float32[L, D] and the last state float32[B, D], 0 without any."""
+        """Maps a history and float32[B, D] to interests float32[L, D] and the last state float32[B, D], 0 if empty."""
         steps = Steps.of(behaviours)
         interests = behaviours._replace(values=self.extractor(behaviours.values, steps))
         attention = self.attention(target, interests)
@@ -101,11 +104,11 @@ class InterestEvolution(nn.Module):
 
 
 def auxiliary_losses(interests: Tensor, behaviours: Jagged) -> Tensor:
-    """The auxiliary loss of each example: how badly its interests tell the behaviours that follow them, float32[B].
+    """Returns the auxiliary loss of each example: how badly its interests predict the next behaviours, float32[B].
 
-    The mean over t of −log σ(h_tᵀ e_{t+1}) − log(1 − σ(h_tᵀ ê_{t+1})). The paper samples the negative ê from all items;
-    here it is the behaviour that the next example of the batch (after the last the first) has at the place t + 1, of those
-    that are so long. A place that no other example has is left out.
+    It is the mean over t of −log σ(h_tᵀ e_{t+1}) − log(1 − σ(h_tᵀ ê_{t+1})). The paper samples the negative ê from all
+    items. This function takes the behaviour at place t + 1 of the next example in the batch that is long enough. The
+    first example follows the last. If no other example has this place, the place is left out.
 
     Args:
         interests: float32[L, D].
@@ -125,7 +128,10 @@ def auxiliary_losses(interests: Tensor, behaviours: Jagged) -> Tensor:
 
 
 def _at_the_same_place(sequences: Jagged) -> Tensor:
-    """For each vector the one at its place in the next sequence that has such a place, int64[L]; itself if none has."""
+    """Returns, for each vector, the vector at its place in the next sequence that has this place, int64[L].
+
+    A vector refers to itself if no other sequence has its place.
+    """
     positions = sequences.positions()
     order = positions.argsort(stable=True)  # by place, then by example
     places = positions.index_select(0, order)

@@ -19,11 +19,11 @@ class DIN(Model):
     """logits = MLP([embeddings, numeric, Σ_j a(history_j, target) · history_j for each history]) (eq. 3).
 
     Args:
-        attention: history (a sequence feature) → its target (a categorical feature of equal dim). By
-            default each sequence is paired with the one categorical feature that shares its table;
-            sequences that a given mapping leaves out are pooled like any other feature.
+        attention: history (a sequence feature) → its target (a categorical feature of equal dim). By default each
+            sequence is paired with the only categorical feature that shares its table. Sequences that a mapping leaves
+            out are pooled like any other feature.
         attention_hidden: layers of the activation unit, which has neither dropout nor batch norm.
-        softmax: normalise the attention over the history; the paper does not.
+        softmax: normalise the attention over the history; the paper does not normalise it.
     """
 
     def __init__(
@@ -50,5 +50,5 @@ class DIN(Model):
         )
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         return self.deep(numeric, embeddings)

@@ -20,10 +20,11 @@ from girih.schema import Schema
 class DLRM(Model):
     """logits = top([d, <f_i, f_j> for all i < j]) with d = bottom(numeric), fields f = (d, embeddings).
 
-    Without numeric features there is neither bottom nor d, which the paper does not consider: then the
-    embeddings take the place of d before the top, since dots alone lose what a single feature says.
-    All features of one dim; ``hidden`` are the layers of the top, ``bottom_hidden`` those before the
-    bottom's last, which is as wide as dim.
+    Without numeric features there is neither bottom nor d; the paper does not consider this case. The top then reads
+    the embeddings instead of d, because dots alone lose the information of single features.
+
+    All features have one dim. ``hidden`` are the layers of the top. ``bottom_hidden`` are the layers before the
+    bottom's last layer, whose width is dim.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class DLRM(Model):
         self.top = MLP(width_of_d + self.dots.width, hidden, self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         fields = self.fields(numeric, embeddings)
         if self.bottom is not None:
             dense = self.bottom(numeric, embeddings)
@@ -76,7 +77,7 @@ class PairwiseDots(nn.Module):
         self.register_buffer("square", square.view(1, -1), persistent=False)
 
     def forward(self, fields: Tensor) -> Tensor:
-        """float32[B, F, D] to float32[B, F·(F−1)/2]."""
+        """Maps float32[B, F, D] to float32[B, F·(F−1)/2]."""
         if self.width == 0:
             return fields.flatten(1)[:, :0]
         dots: Tensor = _Dots.apply(lowered(fields), self.pairs, self.square)  # type: ignore[no-untyped-call]
@@ -84,8 +85,11 @@ class PairwiseDots(nn.Module):
 
 
 class _Dots(torch.autograd.Function):
-    """The lower triangle of V Vᵀ. Its gradient is one product, S V with S symmetric and 0 on its diagonal;
-    what torch derives by itself is two products, two transposed copies, a scatter and a sum."""
+    """The lower triangle of V Vᵀ.
+
+    Its gradient is one product, S V, where S is symmetric with a diagonal of 0. Torch alone derives two products, two
+    transposed copies, a scatter and a sum.
+    """
 
     @staticmethod
     def forward(ctx: Context, fields: Tensor, pairs: Tensor, square: Tensor) -> Tensor:
@@ -103,10 +107,10 @@ class _Dots(torch.autograd.Function):
 
 
 def _columns(values: Tensor, index: Tensor) -> Tensor:
-    """values[:, index], by a gather: indexing takes three times as long."""
+    """Returns values[:, index] by a gather. Indexing takes three times as long."""
     index = index.expand(values.shape[0], -1)
     if values.dtype != torch.bfloat16 or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return values.gather(1, index)
     return (
         values.view(torch.int16).gather(1, index).view(torch.bfloat16)
-    )  # as bfloat16 it takes twice as long
+    )  # as bfloat16, the gather takes twice as long

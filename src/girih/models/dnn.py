@@ -1,4 +1,4 @@
-"""The plain deep network on embeddings, and the models that add a shallow part to it."""
+"""The plain deep network on embeddings, and models that add a shallow part to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from girih.schema import Schema
 class DNN(Model):
     """logits = MLP([embeddings, numeric]).
 
-    Models that add a shallow part to it build that in :meth:`build_shallow`.
+    Models that add a shallow part build it in :meth:`build_shallow`.
     """
 
     kinds: ClassVar[tuple[str, ...]] = (needs.EMBEDDING,)
@@ -28,18 +28,18 @@ class DNN(Model):
         self.deep = FieldMLP(schema, outputs=self.num_labels, **deep)
 
     def build_shallow(self, schema: Schema) -> None:
-        """No-op here; it comes before the deep part, whose initial values are drawn after it."""
+        """Does nothing here. It runs before the deep part is built, whose initial values are drawn afterwards."""
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         return self.deep(numeric, embeddings)
 
 
 class WideDeep(DNN):
     """logits = wide + MLP([embeddings, numeric]), trained jointly: Wide & Deep (Cheng et al., DLRS 2016), eq. 3.
 
-    The wide part is linear in ids and numeric features; crosses are features of the data. With several
-    labels they share the wide part. The bias is that of the MLP's last layer.
+    The wide part is linear in ids and numeric features; crosses are features of the data. Several labels share the wide
+    part. The bias belongs to the MLP's last layer.
     """
 
     kinds = (needs.FIRST_ORDER, needs.EMBEDDING)
@@ -49,14 +49,14 @@ class WideDeep(DNN):
         self.wide = FirstOrder(schema, bias=False)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         return self.wide(numeric, embeddings) + self.deep(numeric, embeddings)
 
 
 class DeepFM(DNN):
-    """logits = FM + MLP([embeddings, numeric]) on the same embeddings (Guo et al., IJCAI 2017, eq. 1). All features of one dim.
+    """logits = FM + MLP([embeddings, numeric]) on the same embeddings (Guo et al., IJCAI 2017, eq. 1).
 
-    With several labels they share the FM part. The bias is that of the MLP's last layer.
+    All features have one dim. Several labels share the FM part. The bias belongs to the MLP's last layer.
     """
 
     kinds = (needs.FIRST_ORDER, needs.EMBEDDING)
@@ -67,6 +67,6 @@ class DeepFM(DNN):
         self.second_order = SecondOrder(schema, checks.one_dim("deepfm", schema))
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         fm = self.first_order(numeric, embeddings) + self.second_order(numeric, embeddings)
         return fm + self.deep(numeric, embeddings)

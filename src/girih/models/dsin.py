@@ -21,15 +21,15 @@ from girih.schema import Schema
 
 
 class DSIN(Model):
-    """logits = MLP([embeddings, numeric, U^I and U^H for each history]): the interests of sessions, and how they evolve.
+    """logits = MLP([embeddings, numeric, U^I and U^H for each history]): interests of sessions, and their evolution.
 
-    The paper begins a session where 30 minutes pass between two clicks. A batch has ids without their times, so sessions
-    are cut by length (:func:`cut_sessions`).
+    In the paper, a new session begins after 30 minutes without a click. A batch has ids without times, so this model
+    cuts sessions by length (:func:`cut_sessions`).
 
     Args:
         attention: history → its target, as for :class:`girih.models.DIN`.
-        session_length: ids of a session. max_sessions: sessions of a history; ids before them are left out.
-        heads: of the self-attention; they divide the histories' dims.
+        session_length: ids of a session. max_sessions: sessions of a history; earlier ids are left out.
+        heads: number of heads of the self-attention; it must divide the histories' dims.
     """
 
     not_substitutable = checks.NOT_SUBSTITUTABLE
@@ -58,7 +58,7 @@ class DSIN(Model):
         self.deep = MLP(width, outputs=self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         interests = [
             unit(embeddings.sequences[history], embeddings[target])
             for unit, (history, target) in zip(self.units, self.pairs, strict=True)
@@ -67,12 +67,12 @@ class DSIN(Model):
 
 
 class SessionInterests(nn.Module):
-    """Interests of a history's sessions, weighed by its target: the four layers of the paper.
+    """Interests of a history's sessions, weighted by its target: the four layers of the paper.
 
-    - bias encoding: id t of session k has w^K_k + w^T_t + w^C added, k counted from the newest session
-    - interest extractor: I_k, the mean over session k of its self-attention, the same for all sessions
+    - bias encoding: adds w^K_k + w^T_t + w^C to id t of session k, with k counted from the newest session
+    - interest extractor: I_k, the mean over session k of its self-attention, with the same weights for all sessions
     - interest interaction: H_k = BiLSTM(I_k), both directions side by side
-    - interest activation: U^I = Σ_k softmax_k(I_kᵀ W^I target) I_k, U^H likewise of H_k
+    - interest activation: U^I = Σ_k softmax_k(I_kᵀ W^I target) I_k, and U^H in the same way from H_k
 
     Shapes: S sessions of all examples together, M ids of the longest, D dim.
     """
@@ -89,7 +89,7 @@ class SessionInterests(nn.Module):
         self.of_states = BilinearAttention(2 * dim, dim)
 
     def forward(self, history: Jagged, target: Tensor) -> Tensor:
-        """A history and float32[B, D] to [U^I, U^H], float32[B, 3 · D]; zeros where a history is empty."""
+        """Maps a history and float32[B, D] to [U^I, U^H], float32[B, 3 · D]. An empty history gives zeros."""
         values, mask, ages, offsets = cut_sessions(history, self.length, self.most)
         places = self.place_bias[: values.shape[1], None]
         biased = values + self.session_bias[ages][:, None, None] + places + self.column_bias
@@ -102,11 +102,11 @@ class SessionInterests(nn.Module):
 
 
 class Sessions(NamedTuple):
-    """The sessions of all histories, in the order of examples, each history's oldest first.
+    """The sessions of all histories, in the order of examples. Each history starts with its oldest session.
 
     Attributes:
-        values: float32[S, M, D], zeros past each end. mask: bool[S, M], what of them is real.
-        ages: int64[S], how many sessions of the same history are newer. offsets: int64[B+1], where each history's begin.
+        values: float32[S, M, D], zeros after each end. mask: bool[S, M], marks real vectors.
+        ages: int64[S], number of newer sessions of the same history. offsets: int64[B+1], the start of each history.
     """
 
     values: Tensor
@@ -118,8 +118,8 @@ class Sessions(NamedTuple):
 def cut_sessions(history: Jagged, length: int, most: int) -> Sessions:
     """Cuts each history into sessions of ``length`` ids, and keeps the newest ``most``; the oldest may be shorter.
 
-    It cuts from the end, so that the newest session is as long as it can be, and ids older than
-    ``length * most`` are left out.
+    The cuts start at the end, so the newest session is as long as possible. Ids older than ``length * most`` are left
+    out.
     """
     begins, ends = history.offsets[:-1], history.offsets[1:]
     counts = ((ends - begins + length - 1) // length).clamp(max=most)

@@ -1,4 +1,4 @@
-"""Embeddings as the sparse half hands them to a model: one vector per bag, or one per id.
+"""Embeddings that the sparse half gives to a model: one vector per bag, or one per id.
 
 Shapes: B examples, F features, D width of an embedding, L ids of one feature in the whole batch.
 """
@@ -18,11 +18,11 @@ from girih.errors import nearest
 
 Names = tuple[str, ...]
 MOST_SLICES = 2
-"""More slices of blocks than these cost more than one copy: the gradient of each is as large as its whole block."""
+"""More slices of blocks cost more than one copy, because the gradient of each slice is as large as its whole block."""
 
 
 class Jagged(NamedTuple):
-    """One sequence feature: the vectors of all its ids, and where each example's begin.
+    """One sequence feature: the vectors of all its ids, and the start of each example.
 
     ``values`` is float32[L, D], ``offsets`` int64[B+1]; example b has ``values[offsets[b]:offsets[b+1]]``.
     """
@@ -31,26 +31,26 @@ class Jagged(NamedTuple):
     offsets: Tensor
 
     def examples(self) -> Tensor:
-        """The example that each of the L vectors belongs to, int64[L]."""
+        """Returns the example of each of the L vectors, int64[L]."""
         lengths = self.offsets.diff()
         numbers = torch.arange(lengths.numel(), device=lengths.device)
         return numbers.repeat_interleave(lengths, output_size=self.values.shape[0])
 
     def positions(self) -> Tensor:
-        """The place of each of the L vectors in its sequence, from 0, int64[L]."""
+        """Returns the place of each of the L vectors in its sequence, from 0, int64[L]."""
         begins = self.offsets[:-1].index_select(0, self.examples())
         return torch.arange(begins.numel(), device=begins.device) - begins
 
     def last(self) -> Tensor:
-        """The last vector of each sequence, float32[B, D]; zeros where it is empty."""
+        """Returns the last vector of each sequence, float32[B, D]. An empty sequence gives zeros."""
         lengths = self.offsets.diff()
         return self._selected(torch.where(lengths > 0, self.offsets[1:] - 1, self.values.shape[0]))
 
     def padded(self, max_length: int | None = None) -> tuple[Tensor, Tensor]:
-        """Returns float32[B, M, D], zeros past each end, and the bool[B, M] mask of vectors.
+        """Returns float32[B, M, D], zeros after each end, and the bool[B, M] mask of vectors.
 
-        M is ``max_length`` if given, which a model that is exported needs; sequences beyond it keep their last ids. Otherwise M is
-        the length of the longest sequence, at least 1.
+        M is ``max_length`` if it is set, which exported models need. Longer sequences keep their last ids. Otherwise M
+        is the length of the longest sequence, at least 1.
         """
         lengths = self.offsets.diff()
         if max_length is None:
@@ -62,7 +62,7 @@ class Jagged(NamedTuple):
         return self._selected(index.flatten()).view(*mask.shape, self.values.shape[1]), mask
 
     def _selected(self, index: Tensor) -> Tensor:
-        """Vectors by number, float32[·, D]; number L, which is after the last, gives zeros."""
+        """Selects vectors by number, float32[·, D]. Number L, after the last vector, gives zeros."""
         zeros = self.values.new_zeros(1, self.values.shape[1])
         return torch.cat([self.values, zeros]).index_select(0, index)
 
@@ -81,7 +81,7 @@ class Embeddings:
 
     Attributes:
         blocks: packed bags; features of one block have one width.
-        sequences: sequences that the model asked to see whole.
+        sequences: sequences that the model reads whole.
         first_order: packed first-order weights, float32[B, len(features), 1].
     """
 
@@ -92,13 +92,13 @@ class Embeddings:
     _places: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # not when they are first asked for: torch's compiler does not follow the lock of a cached_property
+        # computed now, not on first use: torch's compiler does not support the lock of a cached_property
         names = tuple(block.features for block in self.blocks)
         object.__setattr__(self, "_names", names)
         object.__setattr__(self, "_places", _places_of(names))
 
     def __getitem__(self, feature: str) -> Tensor:
-        """One feature's pooled embeddings, float32[B, D].
+        """Returns one feature's pooled embeddings, float32[B, D].
 
         Raises:
             KeyError: the model did not ask for this feature's embedding (see ``needs``).
@@ -108,12 +108,23 @@ class Embeddings:
         block, place = self._places[feature]
         return self.blocks[block].values[:, place]
 
-    def views(self, features: Sequence[str]) -> list[Tensor]:
-        """The pooled embeddings of some features in this order, mostly without a copy.
+    def jagged(self, feature: str) -> Jagged:
+        """Returns the vectors of a feature in each example: the whole sequence, or its pooled embedding.
 
-        Those that stand side by side in a block, in this order, come as one tensor float32[B, n, D]; where a block
-        holds exactly these features, it is the only one. Features of one width that stand in many places are put in
-        order by one copy.
+        Raises:
+            KeyError: the model asked for neither.
+        """
+        if feature in self.sequences:
+            return self.sequences[feature]
+        values = self[feature]
+        return Jagged(values, torch.arange(len(values) + 1, device=values.device))
+
+    def views(self, features: Sequence[str]) -> list[Tensor]:
+        """Returns the pooled embeddings of some features in this order, mostly without a copy.
+
+        Features that are consecutive in a block, in this order, form one tensor float32[B, n, D]. If a block holds
+        exactly these features, it is the only tensor. Features of one width that are in many places are put in order by
+        one copy.
 
         Raises:
             KeyError: the model did not ask for one of them.
@@ -125,7 +136,7 @@ class Embeddings:
         return [self._view(run) for run in plan.runs]
 
     def columns(self, features: Sequence[str]) -> list[Tensor]:
-        """The same side by side, of any widths, as a few tensors float32[B, ·].
+        """Returns the pooled embeddings side by side, of any widths, as a few tensors float32[B, ·].
 
         Raises:
             KeyError: the model did not ask for one of them.
@@ -136,17 +147,18 @@ class Embeddings:
         return [self._view(run).flatten(1) for run in plan.runs]
 
     def first_nonfinite(self) -> str | None:
-        """A feature that holds a NaN or an infinity, if any."""
+        """Returns a feature that holds a NaN or an infinity, if any."""
         return self._first_nonfinite(lambda values: values)
 
     def first_nonfinite_gradient(self) -> str | None:
-        """A feature whose gradient holds a NaN or an infinity, if any."""
+        """Returns a feature whose gradient holds a NaN or an infinity, if any."""
         return self._first_nonfinite(lambda values: values.grad)
 
     def mapped(
-        self, of_bags: Callable[[Tensor], Tensor], of_sequence: Callable[[Jagged], Jagged]
+        self, of_bags: Callable[[Tensor], Tensor], of_sequence: Callable[[Jagged], Jagged] | None = None
     ) -> Embeddings:
-        """The same features with other tensors."""
+        """Returns the same features with other tensors. Vectors of sequences are mapped as bags unless ``of_sequence`` is given."""
+        of_sequence = of_sequence or (lambda each: each._replace(values=of_bags(each.values)))
         blocks, first_order = (
             tuple(Block(block.features, of_bags(block.values)) for block in packed)
             for packed in (self.blocks, self.first_order)
@@ -155,15 +167,15 @@ class Embeddings:
         return Embeddings(blocks, sequences, first_order)
 
     def tensors(self) -> list[Tensor]:
-        """All of them: of blocks, of first-order weights, values and offsets of sequences."""
+        """Returns all tensors: of blocks, of first-order weights, and values and offsets of sequences."""
         packed = [block.values for block in (*self.blocks, *self.first_order)]
         return packed + [tensor for sequence in self.sequences.values() for tensor in sequence]
 
     def stacked(self, features: Sequence[str] | None = None) -> Tensor:
-        """Bags of equal width as float32[B, F, D]: those of ``features``, else all in block order.
+        """Returns bags of equal width as float32[B, F, D]: of ``features``, or of all features in block order.
 
-        No copy where one block holds exactly these features. Block order follows the packing of
-        tables, so a model that tells features apart by their place names them.
+        If one block holds exactly these features, there is no copy. Block order follows the packing of tables, so a
+        model that distinguishes features by their place must name them.
 
         Raises:
             ValueError: widths differ, or there are no bags.
@@ -172,12 +184,12 @@ class Embeddings:
         widths = {part.shape[2] for part in parts}
         if len(widths) > 1:
             raise ValueError(
-                f"stacked embeddings need one width, received dims {sorted(widths)}; set dim alike"
+                f"stacked embeddings need one width, received dims {sorted(widths)}; set the same dim"
             )
         return _joined(parts)
 
     def concatenated(self, features: Sequence[str] | None = None) -> Tensor:
-        """Bags side by side, float32[B, Σ D]: those of ``features``, else all in block order.
+        """Returns bags side by side, float32[B, Σ D]: of ``features``, or of all features in block order.
 
         Raises:
             ValueError: there are no bags.
@@ -188,7 +200,7 @@ class Embeddings:
         return _joined(parts)
 
     def first_order_weights(self) -> Tensor:
-        """The first-order weights of all features in block order, float32[B, F].
+        """Returns the first-order weights of all features in block order, float32[B, F].
 
         Raises:
             ValueError: there are none.
@@ -196,12 +208,12 @@ class Embeddings:
         return _joined([block.values.flatten(1) for block in self.first_order])
 
     def _first_nonfinite(self, read: Callable[[Tensor], Tensor | None]) -> str | None:
-        """A feature of which a NaN or an infinity is read."""
+        """Returns a feature with a NaN or an infinity in the tensor that ``read`` returns."""
         packed = [(block.features, read(block.values)) for block in (*self.blocks, *self.first_order)]
         packed += [((name,), read(sequence.values)) for name, sequence in self.sequences.items()]
         checked = [(features, nonfinite) for features, nonfinite in packed if nonfinite is not None]
         sums = [nonfinite.sum() for _, nonfinite in checked]
-        if not sums or torch.isfinite(torch.stack(sums)).all():  # one pass, or nearly always
+        if not sums or torch.isfinite(torch.stack(sums)).all():  # nearly always a single pass
             return None
         for features, nonfinite in checked:
             bad = ~torch.isfinite(nonfinite.view(len(nonfinite), len(features), -1)).all(dim=2).all(dim=0)
@@ -218,20 +230,20 @@ class Embeddings:
 
     def _plan(self, features: Sequence[str]) -> _Selection:
         try:
-            if torch.compiler.is_compiling():  # which traces it once, and passes by caches
+            if torch.compiler.is_compiling():  # the compiler traces this once, without caches
                 return _new_plan(self._places, self._names, tuple(features))
             return _plan_of(self._names, tuple(features))
         except KeyError as error:
             raise self._missing(error.args[0]) from None
 
     def _view(self, run: _FeatureRun) -> Tensor:
-        """float32[B, n, D]; the block itself where that is all of it, for the gradient of a slice takes a copy."""
+        """Returns float32[B, n, D]. Returns a whole block itself, because the gradient of a slice takes a copy."""
         block = self.blocks[run.block]
         whole = (run.begin, run.end) == (0, len(block.features))
         return block.values if whole else block.values[:, run.begin : run.end]
 
     def _gathered(self, plan: _Selection) -> Tensor:
-        """float32[B, Σ D], by one operation."""
+        """Returns float32[B, Σ D], by one operation."""
         together = _joined([self.blocks[block].values.flatten(1) for block in plan.blocks])
         index = _columns_of(plan, self._names, self._widths, together.device)
         return together.gather(1, index.expand(len(together), -1))
@@ -243,7 +255,7 @@ class Embeddings:
 
 
 class _FeatureRun(NamedTuple):
-    """Features side by side in a block: its number, the place of the first of them and that behind the last."""
+    """Consecutive features of a block: the block's number, the first place, and the place after the last."""
 
     block: int
     begin: int
@@ -252,12 +264,12 @@ class _FeatureRun(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Selection:
-    """Places of some features, in their order, and the blocks that they stand in.
+    """Places of some features, in their order, and their blocks.
 
-    It is the same in every batch of a run, so each is made once.
+    A selection is the same in every batch of a run, so it is made once.
 
     Attributes:
-        num_slices: how many of the runs are not a whole block.
+        num_slices: number of runs that are not a whole block.
     """
 
     runs: tuple[_FeatureRun, ...]
@@ -266,26 +278,26 @@ class _Selection:
 
     @property
     def takes_many_slices(self) -> bool:
-        """Whether one copy is cheaper; not where slices are compiled, which makes one operation of them all."""
+        """True if one copy is cheaper than slices. False while compiling, which makes one operation of all slices."""
         return self.num_slices > MOST_SLICES and not torch.compiler.is_compiling()
 
 
 @lru_cache(maxsize=256)
 def _places_of(blocks: tuple[Names, ...]) -> Mapping[str, tuple[int, int]]:
-    """Feature → the number of its block, and its place in it."""
+    """Returns feature → the number of its block, and its place in the block."""
     return {name: (b, place) for b, names in enumerate(blocks) for place, name in enumerate(names)}
 
 
 @lru_cache(maxsize=256)
 def _plan_of(blocks: tuple[Names, ...], features: Names) -> _Selection:
-    """The plan of some features, made once."""
+    """Returns the plan of some features, from a cache."""
     return _new_plan(_places_of(blocks), blocks, features)
 
 
 def _new_plan(
     places: Mapping[str, tuple[int, int]], blocks: tuple[Names, ...], features: Names
 ) -> _Selection:
-    """Raises a KeyError of the feature that no block has."""
+    """Makes the plan of some features. Raises a KeyError with the name of a feature that no block has."""
     runs: list[_FeatureRun] = []
     for name in features:
         block, place = places[name]
@@ -301,7 +313,7 @@ def _new_plan(
 def _columns_of(
     plan: _Selection, blocks: tuple[Names, ...], widths: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """The columns of a plan's features where its blocks lie side by side: int64[1, Σ D]."""
+    """Returns the columns of a plan's features if its blocks are side by side: int64[1, Σ D]."""
     sizes = [len(blocks[block]) * widths[block] for block in plan.blocks]
     firsts = dict(zip(plan.blocks, accumulate(sizes, initial=0), strict=False))
     columns: list[int] = []

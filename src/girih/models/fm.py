@@ -12,7 +12,7 @@ from girih.schema import Schema
 
 
 class LR(Model):
-    """logit = b + Σ_f w_f + Σ_x w_x · numeric_x. Reads first-order weights only; one label."""
+    """logit = b + Σ_f w_f + Σ_x w_x · numeric_x. Reads only first-order weights; one label."""
 
     def __init__(self, schema: Schema) -> None:
         super().__init__(schema, needs.FIRST_ORDER)
@@ -20,12 +20,12 @@ class LR(Model):
         self.first_order = FirstOrder(schema, bias=True)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, 1]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, 1]."""
         return self.first_order(numeric, embeddings)
 
 
 class FM(Model):
-    """logit = b + Σ_i w_i + Σ_{i<j} <v_i, v_j> (eq. 1). All features of one dim; one label."""
+    """logit = b + Σ_i w_i + Σ_{i<j} <v_i, v_j> (eq. 1). All features have one dim; one label."""
 
     def __init__(self, schema: Schema) -> None:
         super().__init__(schema, needs.FIRST_ORDER, needs.EMBEDDING)
@@ -34,5 +34,5 @@ class FM(Model):
         self.second_order = SecondOrder(schema, checks.one_dim("fm", schema))
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, 1]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, 1]."""
         return self.first_order(numeric, embeddings) + self.second_order(numeric, embeddings)

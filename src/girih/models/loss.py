@@ -1,4 +1,4 @@
-"""Losses. A model owns its loss: a method ``loss(outputs, batch)``; where it has none, each label has the schema's.
+"""Losses. A model may have its own method ``loss(outputs, batch)``. Otherwise each label has the loss of the schema.
 
 Shapes: B examples, T labels.
 """
@@ -21,20 +21,20 @@ from girih.schema import LabelLoss
 
 
 class Targets(NamedTuple):
-    """The batch that a model's ``loss(outputs, batch)`` gets; B examples, perhaps a part of a step's.
+    """The batch that a model's ``loss(outputs, batch)`` receives; B examples, perhaps only a part of a step's batch.
 
     Attributes:
-        labels: float32[B, T], 0 where a label does not count.
-        example_weights: float32[B], or None where all are 1.
-        label_weights: float32[B, T], how much an example counts for a label: 0 where it is missing or masked out. None
-            where all count alike.
+        labels: float32[B, T], 0 for a label that does not count.
+        example_weights: float32[B], or None if all are 1.
+        label_weights: float32[B, T], the weight of an example for a label: 0 if the label is missing or masked out.
+            None if all are equal.
         label_scale: float64[T], which makes each label's loss the mean over the examples of the whole step that count
-            for it; see :meth:`mean`. None where label_weights is.
-        losses: of each label: "bce", "mse" or "huber"; bce where it is empty.
+            for it; see :meth:`mean`. None if label_weights is None.
+        losses: of each label: "bce", "mse" or "huber"; empty means bce.
         huber_delta: the error from which Huber's loss grows linearly.
         ids: feature → int64[B], the first id in each example, of the features in the model's ``loss_features``.
         first: the number of this part's first example in the step's whole batch.
-        gather: rows of this part → those of the whole step; see :meth:`everyone`.
+        gather: rows of this part → rows of the whole step; see :meth:`everyone`.
     """
 
     labels: Tensor
@@ -48,32 +48,34 @@ class Targets(NamedTuple):
     gather: Callable[[Tensor], Tensor] | None = None
 
     def everyone(self, rows: Tensor) -> Tensor:
-        """T[N, ...]: rows, T[B, ...], of all trainers of the step, in the order of its examples; gradients find their way back.
+        """Gathers rows, T[B, ...], of all trainers of the step as T[N, ...], in the order of its examples.
 
-        For a loss over the whole batch: a model with ``loss_over_batch``. All trainers call it as often.
+        Gradients flow back through it. It serves a loss over the whole batch: a model with ``loss_over_batch``. All
+        trainers must call it the same number of times.
         """
         return rows if self.gather is None else self.gather(rows)
 
     def mean(self, losses: Tensor) -> Tensor:
-        """(1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt with w of the examples and m of their labels, over the whole step.
+        """Returns (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt over the whole step.
 
-        Of a part of a step's batch it is such that parts, weighted by their examples, add up to exactly the whole's.
+        w are the example weights, and m the label weights. For a part of a step's batch, the result is scaled so that
+        parts, weighted by their examples, add up to exactly the value of the whole batch.
 
         Args:
-            losses: float[B, T], finite also where a label does not count.
+            losses: float[B, T], finite even for labels that do not count.
 
         Returns:
-            float32[]; a label that counts nowhere in the step adds 0.
+            float32[]; a label that counts for no example of the step adds 0.
         """
         return (losses.float() * self.shares(losses)).sum()
 
     def shares(self, like: Tensor) -> Tensor:
-        """float32[B, T]: the weight of each loss in :meth:`mean`; [B, 1] where all labels count alike."""
+        """Returns the weight of each loss in :meth:`mean`, float32[B, T], or [B, 1] if all labels count equally."""
         num_examples, num_labels = self.labels.shape
         if self.example_weights is None:
             share = like.new_full((num_examples, 1), 1.0 / max(1, self.labels.numel()), dtype=torch.float32)
         else:
-            weights = self.example_weights.double()  # their sum may be more than float32 holds
+            weights = self.example_weights.double()  # float32 may be too small for their sum
             total = weights.sum() * num_labels
             share = torch.where(total > 0, weights / total, 0.0).float()[:, None]
         if self.label_weights is None or self.label_scale is None:
@@ -86,25 +88,25 @@ Loss = Callable[[Tensor, Targets], Tensor]
 
 
 def loss_of(module: nn.Module) -> Loss:
-    """The model's own loss, or that of each label."""
+    """Returns the model's own loss, or :func:`label_losses`."""
     loss = getattr(module, "loss", None)
     return loss if callable(loss) else label_losses
 
 
 def is_over_batch(module: nn.Module) -> bool:
-    """Whether the model's own loss compares examples with each other: it needs the whole batch."""
+    """Returns whether the model's own loss compares examples with each other, so that it needs the whole batch."""
     return bool(getattr(module, "loss_over_batch", False))
 
 
 def label_losses(outputs: Tensor, batch: Targets) -> Tensor:
-    """The mean over examples and labels of each label's own loss; see :meth:`Targets.mean`.
+    """Returns the mean over examples and labels of each label's own loss; see :meth:`Targets.mean`.
 
     Args:
-        outputs: [B, T]: logits for "bce", predictions for "mse", (o − y)², and for "huber", with e = |o − y|: e²/2 up to
-            δ, δ·(e − δ/2) beyond (Huber 1964).
+        outputs: [B, T]: logits for "bce", predictions for "mse", (o − y)², and for "huber", with e = |o − y|: e²/2 up
+            to δ, δ·(e − δ/2) beyond (Huber 1964).
 
     Returns:
-        float32[], with its gradient in the outputs' dtype. Both are 0 where no example counts.
+        float32[], with its gradient in the outputs' dtype. Both are 0 if no example counts.
 
     Raises:
         ConfigError: outputs and labels differ in shape.
@@ -128,11 +130,11 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
     Args:
         logits: [B, T].
         labels: float32[B, T], each in [0, 1].
-        weights: float32[B], one per example; None where all are 1.
+        weights: float32[B], one per example; None if all are 1.
 
     Returns:
-        The mean loss, float32[], with its gradient in the logits' dtype. Both are 0 where the weights sum to 0 or
-        the batch is empty.
+        The mean loss, float32[], with its gradient in the logits' dtype. Both are 0 if the weights sum to 0 or the batch is
+        empty.
 
     Raises:
         ConfigError: logits and labels differ in shape.
@@ -141,7 +143,7 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
 
 
 def probabilities(logits: NDArray[np.float32], losses: Sequence[LabelLoss]) -> NDArray[np.float32]:
-    """Predictions, float32[B, T]: the sigmoid of a logit, and the output itself for labels with mse or huber."""
+    """Returns predictions, float32[B, T]: the sigmoid of a logit, or the output itself for labels with mse or huber."""
     values = torch.sigmoid(torch.from_numpy(logits).double()).float().numpy()
     plain = [label for label, loss in enumerate(losses) if loss != "bce"]
     values[:, plain] = logits[:, plain]
@@ -149,23 +151,26 @@ def probabilities(logits: NDArray[np.float32], losses: Sequence[LabelLoss]) -> N
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean over examples, Σ w_b · v_b / Σ w_b, for the part of a loss that has a value for each of them.
+    """Returns the mean over examples, Σ w_b · v_b / Σ w_b, for a part of a loss with one value per example.
 
     Args:
-        values: float32[B]. weights: float32[B], one per example; None where all are 1.
+        values: float32[B]. weights: float32[B], one per example; None if all are 1.
 
     Returns:
-        float32[]; 0 where the weights sum to 0 or there are no examples.
+        float32[]; 0 if the weights sum to 0 or there are no examples.
     """
     if weights is None:
         return values.sum() / max(1, values.numel())
-    wide = weights.double()  # their sum may be more than float32 holds
+    wide = weights.double()  # float32 may be too small for their sum
     total = wide.sum()
     return (values * torch.where(total > 0, wide / total, 0.0).to(values.dtype)).sum()
 
 
 class _LabelLosses(torch.autograd.Function):
-    """The gradient is computed with the loss, so that no graph of elementwise operations is kept."""
+    """The losses of all labels, computed with the gradient.
+
+    So no graph of elementwise operations is kept.
+    """
 
     @staticmethod
     def forward(
@@ -187,7 +192,7 @@ class _LabelLosses(torch.autograd.Function):
 
 
 def _of_kind(loss: str, z: Tensor, y: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """The loss of each number, and its slope."""
+    """Returns the loss of each number, and its slope."""
     if loss == "bce":
         return F.binary_cross_entropy_with_logits(z, y, reduction="none"), z.sigmoid() - y
     error = z - y

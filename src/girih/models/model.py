@@ -1,4 +1,4 @@
-"""Base of all models of girih."""
+"""The base class of all models of girih."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from girih.schema import Schema
 
 
 class Model(nn.Module):
-    """A module that knows its schema, and declares what it reads of each feature.
+    """A module that knows its schema, and declares its needs: the parts of each feature that it reads.
 
-    Options of girih's own constructors are checked by their annotations.
+    girih's own constructors check their options by their annotations.
 
     Args:
-        kinds: what it reads of every categorical and sequence feature, see ``needs``; by default its embedding.
+        kinds: the needs for every categorical and sequence feature, see ``needs``; by default the embedding.
     """
 
     made_with: tuple[tuple[Any, ...], dict[str, Any]]
-    """The arguments of the constructor, by which the same model can be made again."""
+    """The arguments of the constructor, from which the same model can be made again."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Checks and notes the arguments."""
@@ -42,6 +42,6 @@ class Model(nn.Module):
         self.num_labels = len(schema.labels.names)
 
     def read_whole(self, sequences: Collection[str]) -> list[str]:
-        """Declares that the vectors of all ids of these are read; returns the names of the features that stay pooled."""
+        """Declares that the model reads these sequences whole. Returns the names of the features that stay pooled."""
         self.needs |= dict.fromkeys(sequences, frozenset({needs.SEQUENCE}))
         return [feature.name for feature in self.schema.sparse if feature.name not in sequences]

@@ -1,4 +1,4 @@
-"""Models of several labels: MMoE (Ma et al., KDD 2018), and ESMM (Ma et al., SIGIR 2018) for what follows a click."""
+"""Models of several labels: MMoE (Ma et al., KDD 2018), and ESMM (Ma et al., SIGIR 2018) for events after a click."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from girih.schema import Schema
 class MMoE(Model):
     """logit_t = tower_t(Σ_e softmax(W_t x)_e · expert_e(x)) with x = [embeddings, numeric] (eq. 6, 7).
 
-    A gate and a tower for each label; the experts are theirs together. One product of x makes the first layers of all
+    Each label has a gate and a tower. All labels share the experts. One product of x computes the first layers of all
     experts and all gates.
     """
 
@@ -53,7 +53,7 @@ class MMoE(Model):
         self.towers = StackedMLP(towers, dropout, first=True)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         first = self.first(numeric, embeddings)
         of_experts, of_gates = first.split(self.first.widths, dim=1)  # type: ignore[no-untyped-call]
         gates = of_gates.unflatten(1, (self.num_labels, -1)).softmax(dim=2)
@@ -62,7 +62,7 @@ class MMoE(Model):
 
 
 class ExpertsAndGates(FieldProjection):
-    """The first layers of all experts with their biases, and the gates, which have none, by one product.
+    """The first layers of all experts with their biases, and the gates without biases, as one product.
 
     Attributes:
         widths: columns of the experts, and of the gates.
@@ -78,11 +78,11 @@ class ExpertsAndGates(FieldProjection):
         self.widths = [width - gates.out_features, gates.out_features]
 
     def combine(self, total: Tensor) -> Tensor:
-        """[B, Σ widths]."""
+        """Returns [B, Σ widths]."""
         return total + self._biases()
 
     def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """One product with the biases in it."""
+        """Computes one product that includes the biases."""
         return F.linear(self.flat(numeric, embeddings), self.weight, self._biases())
 
     def _biases(self) -> Tensor:
@@ -90,11 +90,11 @@ class ExpertsAndGates(FieldProjection):
 
 
 class ESMM(Model):
-    """Entire Space Multi-task Model: pCTCVR = pCTR · pCVR (eq. 1), with two networks on shared embeddings: pCTR = σ(a), pCVR = σ(b).
+    """Entire Space Multi-task Model: pCTCVR = pCTR · pCVR (eq. 1), with two networks on shared embeddings.
 
-    The first label is the click, the second what follows it, which is 1 only where the first is: both losses are over all
-    impressions (eq. 3), so pCVR is learned without the bias of a sample of clicks. The second output is the logit of
-    pCTCVR; pCVR is the quotient of the two predictions.
+    pCTR = σ(a) and pCVR = σ(b). The first label is the click. The second label is an event after the click, and is 1
+    only if the first is 1. Both losses are over all impressions (eq. 3), so pCVR is learned without the bias of a
+    sample of clicks. The second output is the logit of pCTCVR. pCVR is the quotient of the two predictions.
 
     Args:
         hidden: the layers of each network before its last.
@@ -106,11 +106,14 @@ class ESMM(Model):
         self.click, self.after = (FieldMLP(schema, outputs=1, **deep) for _ in range(2))
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits of pCTR and pCTCVR, float32[B, 2]."""
+        """Maps float32[B, X] and embeddings to logits of pCTR and pCTCVR, float32[B, 2]."""
         a, b = self.click(numeric, embeddings), self.after(numeric, embeddings)
         return torch.cat([a, logit_of_product(a, b)], dim=1)
 
 
 def logit_of_product(a: Tensor, b: Tensor) -> Tensor:
-    """The logit of σ(a)·σ(b), as 1/σ(a)σ(b) − 1 = e⁻ᵃ + e⁻ᵇ + e⁻ᵃ⁻ᵇ; finite for all finite a and b, of one shape."""
+    """Returns the logit of σ(a)·σ(b), finite for all finite a and b, of one shape.
+
+    It follows from 1/σ(a)σ(b) − 1 = e⁻ᵃ + e⁻ᵇ + e⁻ᵃ⁻ᵇ.
+    """
     return -torch.logsumexp(torch.stack([-a, -b, -a - b]), dim=0)

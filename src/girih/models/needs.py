@@ -1,4 +1,4 @@
-"""Which tables a model reads of which feature."""
+"""The needs of a model: the parts of each feature that it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from girih.errors import ConfigError, nearest
 from girih.schema import Schema, Sequence
 
 Needs = Mapping[str, frozenset[str]]
-"""Feature name → some of :data:`KINDS`; a feature that is left out is not read."""
+"""Feature name → some of :data:`KINDS`. A model does not read a feature that is left out."""
 
 EMBEDDING, FIRST_ORDER, SEQUENCE = "embedding", "first_order", "sequence"
 KINDS = (EMBEDDING, FIRST_ORDER, SEQUENCE)
@@ -17,18 +17,18 @@ KINDS = (EMBEDDING, FIRST_ORDER, SEQUENCE)
 
 
 def of_all(schema: Schema, *kinds: str) -> dict[str, frozenset[str]]:
-    """The same needs for every categorical and sequence feature."""
+    """Returns the same needs for every categorical and sequence feature."""
     return {feature.name: frozenset(kinds) for feature in schema.sparse}
 
 
 def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
-    """The checked declaration in a module's attribute ``needs``, in the schema's order.
+    """Returns the checked declaration in a module's attribute ``needs``, in the schema's order.
 
-    A module without the attribute reads the embedding of every categorical and sequence feature.
-    Features of which nothing is needed are left out.
+    A module without the attribute reads the embedding of every categorical and sequence feature. Features without needs
+    are left out.
 
     Raises:
-        ConfigError: an unknown feature or need, or whole sequences of a feature that is not one.
+        ConfigError: an unknown feature or need, or whole sequences of a feature that is not a sequence.
     """
     declared: Any = getattr(module, "needs", None)
     owner = type(module).__name__
@@ -38,10 +38,10 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
 
 
 def check_needs(declared: object, schema: Schema, owner: str) -> dict[str, frozenset[str]]:
-    """Checked needs in the schema's order; see :func:`needs_of`.
+    """Checks needs, and returns them in the schema's order; see :func:`needs_of`.
 
     Args:
-        owner: whoever declares them, for errors.
+        owner: names the declaring object in errors.
     """
     if not isinstance(declared, Mapping):
         raise ConfigError(
@@ -65,14 +65,14 @@ def check_needs(declared: object, schema: Schema, owner: str) -> dict[str, froze
 
 
 def check_same_needs(module: object, declared: object, schema: Schema) -> None:
-    """Refuses a file's needs if they are not those of the model that the file describes.
+    """Refuses a file's needs if they differ from the needs of the model that the file describes.
 
     Raises:
-        ConfigError: they differ, or cannot be used.
+        ConfigError: they differ, or are invalid.
     """
     expected = needs_of(module, schema)
     if check_needs(declared, schema, "its needs") != expected:
-        raise ConfigError(f"its needs are not those of {type(module).__name__}: {expected}")
+        raise ConfigError(f"its needs differ from the needs of {type(module).__name__}: {expected}")
 
 
 def _check_kinds(where: str, kinds: object) -> None:
@@ -82,4 +82,4 @@ def _check_kinds(where: str, kinds: object) -> None:
         if kind not in KINDS:
             raise ConfigError(f"{where}: unknown need {kind!r}{nearest(kind, KINDS)}")
     if len(set(kinds)) != len(kinds):
-        raise ConfigError(f"{where} = {list(kinds)}: a need is there twice")
+        raise ConfigError(f"{where} = {list(kinds)}: a need is listed twice")

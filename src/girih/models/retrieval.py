@@ -1,4 +1,4 @@
-"""Two towers that find a user's item among all: trained on the items of a batch (Yi et al., RecSys 2019)."""
+"""Two towers that find a user's item among all items, trained on the items of a batch (Yi et al., RecSys 2019)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from girih.models.two_tower import TwoTower
 from girih.schema import Categorical, Schema
 
 _FACTORS: Final = (-7046029254386353131, -4417276706812531889)
-"""Odd numbers that ids are multiplied by, as 64-bit words; the high bits are the slot."""
+"""Odd 64-bit factors of ids. The high bits of the product are the slot."""
 SLOT_BITS: Final = 16
 
 
 class StreamingFrequencies(nn.Module):
-    """log q of items, q being how many times an item is expected in a step's batch.
+    """Estimates log q of items, where q is the expected number of occurrences of an item in a step's batch.
 
-    A slot keeps the step at which its item was seen last, and the mean number of steps between two sightings: an item that is
-    there c times after Δ steps was seen c times, every Δ / c steps. The mean is plain until 1/rate sightings, then exponential, so
-    that it follows what becomes popular. Items that share a slot are seen too often; of two slots the rarer one counts. It is
-    state of the model: checkpoints have it, and a step that is refused puts it back.
+    A slot keeps the step at which its item was last seen, and the mean number of steps between two sightings. An item
+    that occurs c times after Δ steps counts as c sightings, one every Δ / c steps. The mean is plain until 1/rate
+    sightings, then exponential, so that it follows changes of popularity. Items that share a slot are counted too
+    often, so the rarer of two slots counts. This is state of the model: checkpoints hold it, and a refused step
+    restores it.
 
     Args:
         rate: weight of the newest sighting (α in the paper), in (0, 1].
@@ -48,7 +49,7 @@ class StreamingFrequencies(nn.Module):
         self.register_buffer("sightings", torch.zeros(shape, dtype=torch.int32))
 
     def seen(self, ids: Tensor) -> Tensor:
-        """Counts the items of a step, int64[N]; returns the logarithm of each one's q, float32[N]: no gradient passes here."""
+        """Counts the items of a step, int64[N]. Returns log q of each item, float32[N], without a gradient."""
         self.steps += 1
         unique, inverse = torch.unique(ids, return_inverse=True)
         totals = ids.new_zeros(len(unique), dtype=torch.float32)
@@ -67,7 +68,7 @@ class StreamingFrequencies(nn.Module):
 
 
 def positives(batch: Targets) -> Tensor:
-    """float32[B]: how much each example counts as something to be retrieved: its label, times its weights."""
+    """Returns the weight of each example as an item to retrieve, float32[B]: its label, times its weights."""
     reward = batch.labels[:, 0]
     if batch.label_weights is not None:
         reward = reward * batch.label_weights[:, 0]
@@ -75,9 +76,9 @@ def positives(batch: Targets) -> Tensor:
 
 
 def softmax(scores: Tensor, ids: Tensor, batch: Targets, log_q: Tensor | None) -> Tensor:
-    """This trainer's part of Σ_i r_i · −log softmax_j(s_ij − log q_j)_i / Σ_i r_i (Yi et al. 2019, eq. 2 to 5).
+    """Returns this trainer's part of Σ_i r_i · −log softmax_j(s_ij − log q_j)_i / Σ_i r_i (Yi et al. 2019, eq. 2 to 5).
 
-    An item that is in the batch several times is no negative of itself.
+    An item that occurs several times in the batch is not its own negative.
 
     Args:
         scores: float32[B, N], s: of each user of this trainer with each item of the step.
@@ -94,9 +95,9 @@ def softmax(scores: Tensor, ids: Tensor, batch: Targets, log_q: Tensor | None) -
 
 
 def pairwise(scores: Tensor, ids: Tensor, batch: Targets) -> Tensor:
-    """This trainer's part of Σ_i r_i · mean_j −log σ(s_ii − s_ij) / Σ_i r_i, j over the step's other items: BPR (Rendle et al. 2009).
+    """Returns this trainer's part of Σ_i r_i · mean_j −log σ(s_ii − s_ij) / Σ_i r_i: BPR (Rendle et al. 2009).
 
-    The arguments are those of :func:`softmax`.
+    j runs over the step's other items. The arguments are those of :func:`softmax`.
     """
     positions = batch.first + torch.arange(len(scores), device=scores.device)
     others = ids[positions][:, None] != ids[None, :]
@@ -113,16 +114,17 @@ def _part(losses: Tensor, batch: Targets) -> Tensor:
 
 
 class Retrieval(TwoTower):
-    """Two towers, u and v, whose loss compares each user with all items of the step's batch, whoever trains it.
+    """Two towers, u and v, whose loss compares each user with all items of the step's batch, of all trainers.
 
-    Labels are 1 for what is to be found; other examples are negatives alone: their items are compared with all users.
+    The label of an item to find is 1. Other examples only give negatives: their items are compared with all users.
 
     Args:
-        item_id: the categorical feature of the item's tower by which items are told apart.
-        loss: "softmax" over the items of the batch, or "bpr", each other item below the user's own; see :mod:`.in_batch`.
-        log_q: the softmax subtracts the logarithm of how often an item is in batches, which is estimated as they stream by,
-            so that popular items, which are negatives more often, are not pushed down for it; None does for "softmax".
-        frequency_rate: the weight of an item's newest sighting in that estimate.
+        item_id: the categorical feature of the item's tower that identifies an item.
+        loss: "softmax" over the items of the batch (:func:`softmax`), or "bpr", which ranks the user's own item above
+            each other item (:func:`pairwise`).
+        log_q: the softmax subtracts the logarithm of an item's frequency in batches, estimated during training. Popular
+            items are negatives more often, and this correction compensates for it. None corrects for "softmax".
+        frequency_rate: the weight of an item's newest sighting in this estimate.
     """
 
     loss_strategies: ClassVar[tuple[str, ...]] = ("local", "synchronous")
@@ -160,7 +162,7 @@ class Retrieval(TwoTower):
             )
         if schema.labels.losses != ("bce",):
             raise ConfigError(
-                f"retrieval: labels.loss = {schema.labels.losses[0]!r}: expected a label in [0, 1], 1 for what is to be found"
+                f"retrieval: labels.loss = {schema.labels.losses[0]!r}: expected a label in [0, 1], 1 for an item to find"
             )
         items = [f.name for f in schema.sparse if isinstance(f, Categorical) and f.name in self.item_features]
         if item_id not in items:
@@ -174,16 +176,16 @@ class Retrieval(TwoTower):
         self.frequencies = StreamingFrequencies(frequency_rate) if corrects else None
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to u and v side by side, float32[B, 2 · tower_dim]."""
+        """Maps float32[B, X] and embeddings to u and v side by side, float32[B, 2 · tower_dim]."""
         return torch.cat(self.towers(numeric, embeddings), dim=1)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """u and v side by side to the logits of the users' own items, float32[B, 1]."""
+        """Maps u and v side by side to the logits of the users' own items, float32[B, 1]."""
         user, item = outputs.chunk(2, dim=1)
         return (user * item).sum(dim=1, keepdim=True) / self.temperature
 
     def loss(self, outputs: Tensor, batch: Targets) -> Tensor:
-        """This trainer's part of the step's loss, 0-d; those of all trainers add up."""
+        """Returns this trainer's part of the step's loss, 0-d. The parts of all trainers add up."""
         user, item = outputs.chunk(2, dim=1)
         ids = batch.everyone(batch.ids[self.loss_features[0]])
         scores = user @ batch.everyone(item.contiguous()).T / self.temperature

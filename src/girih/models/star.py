@@ -1,7 +1,7 @@
 """Star Topology Adaptive Recommender (Sheng et al., CIKM 2021).
 
-Shapes: B examples, K columns of the flat input, P domains. What is computed by domain comes as P tensors, each with the
-examples of one domain, of which there may be none.
+Shapes: B examples, K columns of the flat input, P domains. Values by domain are P tensors, each with the examples of
+one domain, perhaps none.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from girih.models.model import Model
 from girih.schema import Schema
 
 Parts = Sequence[Tensor]
-"""For each domain float32[·, ·], a row for each of its examples."""
+"""For each domain float32[·, ·], one row per example of the domain."""
 
 
 class Domains(nn.Module):
-    """Takes a batch apart by the domain of each example.
+    """Splits a batch by the domain of each example.
 
-    A module of its own because it looks into data: so the rest of the model can be traced.
+    This is a separate module because it depends on the data. So the rest of the model can be traced.
     """
 
     __call__: Callable[..., tuple[Tensor, Tensor, Parts]]
@@ -38,7 +38,9 @@ class Domains(nn.Module):
         self.name, self.column, self.num_domains = name, column, num_domains
 
     def forward(self, numeric: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Parts]:
-        """float32[B, X] and [B, K] to each example's domain, int64[B], the order of examples by domain, int64[B], and x apart.
+        """Maps float32[B, X] and x[B, K] to each example's domain, the order of examples by domain, and the parts of x.
+
+        Domain and order are int64[B].
 
         Raises:
             DataError: an example's domain is not an integer from 0 to ``num_domains`` − 1.
@@ -59,7 +61,7 @@ class Domains(nn.Module):
 class PartitionedNorm(nn.Module):
     """z' = (γ γ_p) (z − μ_p) / √(σ²_p + ε) + (β + β_p) ("Partitioned Normalization"): batch norm by domain.
 
-    Where a training batch has one example of a domain, or none, the running moments serve, as in ``BatchNorm``.
+    If a training batch has at most one example of a domain, the running statistics are used, as in ``BatchNorm``.
     """
 
     __call__: Callable[..., Parts]
@@ -75,12 +77,12 @@ class PartitionedNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(num_domains, width))
 
     def forward(self, parts: Parts) -> Parts:
-        """The same shapes."""
+        """Normalizes each domain's examples. The shapes stay the same."""
         scales = (self.scale * self.domain_scale).unbind()
         shifts = (self.shift + self.domain_shift).unbind()
-        # of its own for each domain: what one has saved for its gradient, another one's moments must not overwrite
+        # separate tensors: the gradient of one domain needs its statistics, so another domain must not overwrite them
         means, variances = ([row.clone() for row in each] for each in (self.running_mean, self.running_var))
-        # all domains in turn, whichever have examples here: trainers may add their moments up
+        # all domains, also without examples here: trainers may add up their statistics
         found = [
             F.batch_norm(*each, training=self.training and not lacks_variance(each[0]))
             for each in zip(parts, means, variances, scales, shifts, strict=True)
@@ -92,9 +94,9 @@ class PartitionedNorm(nn.Module):
 
 
 class StarLinear(nn.Module):
-    """W*_p = W ⊙ W_p and b*_p = b + b_p ("Star Topology FCN"): a linear layer by domain, around one that all share.
+    """W*_p = W ⊙ W_p and b*_p = b + b_p ("Star Topology FCN"): a linear layer per domain, combined with a shared layer.
 
-    W_p starts at 1 and b_p at 0, so that all domains start as one.
+    W_p starts at 1 and b_p at 0, so all domains start equal.
     """
 
     __call__: Callable[..., Parts]
@@ -106,8 +108,8 @@ class StarLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_domains, outputs))
 
     def forward(self, parts: Parts) -> Parts:
-        """[·, inputs] to [·, outputs] for each domain."""
-        # all domains at once, so that one without examples has a gradient, of zeros, on every trainer
+        """Maps [·, inputs] to [·, outputs] for each domain."""
+        # all domains at once, so that a domain without examples has a gradient, of zeros, on every trainer
         weights = (self.shared.weight * self.weight).unbind()
         biases = (self.shared.bias + self.bias).unbind()
         return [F.linear(x, weight, bias) for x, weight, bias in zip(parts, weights, biases, strict=True)]
@@ -116,17 +118,17 @@ class StarLinear(nn.Module):
 class STAR(Model):
     """logits = FCN_p(PN_p(x)) + MLP([indicator_p, x]) for an example of domain p, x = [embeddings, numeric].
 
-    The second term is the auxiliary network, which tells how domains differ as a whole ("Auxiliary Network"). The paper
-    draws each batch from one domain; here a batch is of several, and taken apart.
+    The second term is the auxiliary network, which learns the differences between whole domains ("Auxiliary Network").
+    In the paper, each batch comes from one domain. This model splits a batch of several domains.
 
     Args:
-        domain: a numeric feature that holds the domain's number, from 0 on. It is read for that alone.
-        auxiliary_hidden: layers of the auxiliary network; indicator_dim: width of what it reads of the domain.
+        domain: a numeric feature that holds the domain's number, from 0 on. The model uses it for nothing else.
+        auxiliary_hidden: layers of the auxiliary network; indicator_dim: width of its vector for the domain.
         partitioned_norm: of x; it is the only normalisation.
         hidden, dropout: of the FCN; dropout of the auxiliary network as well.
     """
 
-    not_substitutable = "each domain normalises and multiplies the whole input with weights of its own; use strategy 'synchronous'"
+    not_substitutable = "each domain normalises and multiplies the whole input with its own weights; use strategy 'synchronous'"
 
     def __init__(
         self,
@@ -151,11 +153,11 @@ class STAR(Model):
             StarLinear(inputs, outputs, num_domains) for inputs, outputs in pairwise(widths)
         )
         self.indicator = nn.Embedding(num_domains, indicator_dim)
-        nn.init.normal_(self.indicator.weight, std=0.01)  # as rows of tables start
+        nn.init.normal_(self.indicator.weight, std=0.01)  # the same as rows of tables
         self.auxiliary = MLP(width + indicator_dim, auxiliary_hidden, self.num_labels, dropout=dropout)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T].
+        """Maps float32[B, X] and embeddings to logits float32[B, T].
 
         Raises:
             DataError: an example's domain is not an integer from 0 to ``num_domains`` − 1.
@@ -172,7 +174,7 @@ class STAR(Model):
 
 
 def _column_of(schema: Schema, domain: str) -> int:
-    """The domain's place among the numeric features."""
+    """Returns the domain's place among the numeric features."""
     names = [feature.name for feature in schema.numeric]
     if domain not in names:
         sparse = next((feature for feature in schema.sparse if feature.name == domain), None)

@@ -1,4 +1,4 @@
-"""Two towers: DSSM (Huang et al., CIKM 2013), trained on clicks as MOBIUS's (Fan et al., KDD 2019)."""
+"""Two towers: DSSM (Huang et al., CIKM 2013), trained on clicks as in MOBIUS (Fan et al., KDD 2019)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from girih.schema import Schema
 class TwoTower(Model):
     """logit = similarity(u, v) / temperature with u = MLP(the user's features), v = MLP(the item's) (DSSM, §3).
 
-    Until they meet, the towers know nothing of each other: v is the same for every user. One label.
+    The towers are independent until the similarity: v is the same for every user. One label.
 
     Args:
-        user, item: the features of each tower, of all kinds; ``item`` has by default those that ``user`` leaves out.
-            A feature that is in neither is not read.
+        user, item: the features of each tower, of all kinds. By default ``item`` has the features that are not in
+            ``user``. A feature in neither tower is not read.
         similarity: <u, v>, or <u, v> / (‖u‖ ‖v‖).
-        temperature: 1/γ, γ being DSSM's smoothing factor. A cosine is at most 1, so logits that tell anything want a low one.
+        temperature: 1/γ, where γ is DSSM's smoothing factor. A cosine is at most 1, so useful logits need a low
+            temperature.
         tower_dim: the width of u and v.
         hidden: the layers of each tower before its last.
     """
@@ -75,12 +76,12 @@ class TwoTower(Model):
         self.cosine, self.temperature = similarity == "cosine", temperature
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, 1]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, 1]."""
         user, item = self.towers(numeric, embeddings)
         return (user * item).sum(dim=1, keepdim=True) / self.temperature
 
     def towers(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:
-        """float32[B, X] and embeddings to u and v, float32[B, tower_dim] each; of length 1 where the similarity is a cosine."""
+        """Maps float32[B, X] and embeddings to u and v, float32[B, tower_dim] each, of length 1 for a cosine."""
         user, item = self.user(numeric, embeddings), self.item(numeric, embeddings)
         if self.cosine:
             user, item = F.normalize(user, dim=1), F.normalize(item, dim=1)

@@ -26,8 +26,8 @@ class CIN(nn.Module):
 
     Args:
         layers: the number of maps X^k_h of each layer.
-        split_half: of each layer but the last, the first half of the maps goes on to the next one and the other is
-            summed up, as in the authors' code; else all do both.
+        split_half: in each layer except the last, the first half of the maps goes to the next layer and the other half
+            is summed up, as in the authors' code. Otherwise all maps do both.
 
     Attributes:
         width: of p⁺, all the p^k side by side.
@@ -46,7 +46,7 @@ class CIN(nn.Module):
         self.width = sum(layers) - (sum(self.passed) if split_half else 0)
 
     def forward(self, fields: Tensor) -> Tensor:
-        """[B, F, D] to p⁺, [B, width]."""
+        """Maps [B, F, D] to p⁺, [B, width]."""
         x = x0 = fields.mT
         sums = []
         for layer, passed in zip(self.maps, (*self.passed, 0), strict=True):
@@ -58,10 +58,10 @@ class CIN(nn.Module):
 
 
 class XDeepFM(Model):
-    """logits = Σ w + W p⁺ + MLP([embeddings, numeric]), p⁺ = CIN(fields) (eq. 6 to 9). All features of one dim.
+    """logits = Σ w + W p⁺ + MLP([embeddings, numeric]), p⁺ = CIN(fields) (eq. 6 to 9). All features have one dim.
 
-    A field is a feature's embedding, or a numeric value times its learned vector. With several labels they share the
-    linear part. The bias is that of the MLP's last layer.
+    A field is a feature's embedding, or a numeric value times its learned vector. Several labels share the linear part.
+    The bias belongs to the MLP's last layer.
 
     Args:
         cin_layers, split_half: see :class:`CIN`.
@@ -88,6 +88,6 @@ class XDeepFM(Model):
         self.deep = FieldMLP(schema, outputs=self.num_labels, **deep)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Maps float32[B, X] and embeddings to logits float32[B, T]."""
         crossed: Tensor = self.cin_output(self.cin(self.fields(numeric, embeddings)))
         return self.first_order(numeric, embeddings) + crossed + self.deep(numeric, embeddings)

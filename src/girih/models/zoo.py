@@ -1,4 +1,4 @@
-"""Models by name: those of girih, and the user's own."""
+"""Models by name: girih's models, and the user's own models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_NAME: dict[str, type[nn.Module]] = {
     name: getattr(models, place.partition(".")[2]) for name, place in models.CLASSES.items()
 }
 _OPTIONS = "_girih_options"
-"""The attribute with the options by which :func:`create` made a model of a user's class."""
+"""The attribute with the options from which :func:`create` made a model of a user's class."""
 
 
 def create(
@@ -38,14 +38,14 @@ def create(
 
     Args:
         name: a key of :data:`BY_NAME`, or ``path/to/file.py:Class`` or ``package.module:Class``.
-        options: the constructor's keywords, as TOML gives them. A user's constructor gets the schema
-            as its first argument if that is called ``schema`` or annotated ``Schema``.
-        where: names the options in errors, as in ``config.toml: [model]``.
-        directory: what the path of a user's file is relative to; the working directory by default.
+        options: the constructor's keywords, as in TOML. A user's constructor gets the schema as its first argument if
+            the argument is named ``schema`` or annotated ``Schema``.
+        where: names the options in errors, such as ``config.toml: [model]``.
+        directory: the start of the relative path of a user's file; the working directory by default.
 
     Raises:
-        ConfigError: an unknown name or option, one of the wrong type or out of range, or a user's
-            module that cannot be loaded or built.
+        ConfigError: an unknown name or option, an option of the wrong type or out of range, or a user's module that
+            cannot be loaded or built.
     """
     is_user_model = isinstance(name, str) and ":" in name
     if is_user_model:
@@ -58,7 +58,7 @@ def create(
     else:
         hint = nearest(str(name), BY_NAME)
         raise ConfigError(
-            f"{where}.name = {name!r}: unknown model{hint}; one of yours is path/to/file.py:Class"
+            f"{where}.name = {name!r}: unknown model{hint}; for your own model, write path/to/file.py:Class"
         )
     if not isinstance(options or {}, Mapping):
         raise ConfigError(f"{where}: options = {options!r}: expected a table of options")
@@ -75,16 +75,16 @@ def create(
         if is_user_model:
             reason = f"could not be built: {blame(error, inspect.getsourcefile(cls))}"
         elif isinstance(error, MemoryError) or "allocate" in str(error) or "Overflow" in str(error):
-            reason = "of these options is larger than memory; lower its widths"
+            reason = "with these options is larger than memory; lower its widths"
         else:
             raise
         raise ConfigError(f"{where}: {name} {reason}") from error
 
 
 def from_recipe(described: Any, schema: Schema, tensors: Mapping[str, Tensor], where: object) -> nn.Module:
-    """Builds a model of girih that a file describes; its values do not matter yet.
+    """Builds a girih model that a file describes, with arbitrary initial values.
 
-    A file names no code. Its tensors are compared with those of the model before memory is taken.
+    A file names no code. Its tensors are compared with the model's tensors before memory is allocated.
 
     Args:
         described: see :func:`description_of`. tensors: parameters and buffers by name. where: names the file in errors.
@@ -106,13 +106,13 @@ def from_recipe(described: Any, schema: Schema, tensors: Mapping[str, Tensor], w
             if expected != {key: each.shape for key, each in tensors.items()}:
                 raise ConfigError(f"model {name!r}: its options describe other tensors than the file holds")
             return create(name, schema, options)
-    except Exception as error:  # whatever a constructor says of options that no constructor has checked
+    except Exception as error:  # any exception: a constructor has not checked these options
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(f"{where}: its recipe is damaged: {reason}") from None
 
 
 class _Bounded(TorchFunctionMode):
-    """Refuses to make models of more parts than a file has tensors for."""
+    """Refuses to build a model with many more parts than the file has tensors."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()
@@ -122,14 +122,14 @@ class _Bounded(TorchFunctionMode):
         self._left -= 1
         if self._left < 0:
             raise ConfigError("its options describe more tensors than the file holds")
-        # on meta tensors torch would import packages for a second
+        # for meta tensors, torch would import packages for a second
         if function in (Tensor.normal_, Tensor.mul):
             return args[0]
         return (torch.empty if function is torch.randn else function)(*args, **kwargs or {})
 
 
 def description_of(model: nn.Module) -> dict[str, object] | None:
-    """``{"name", "options"}`` by which :func:`create` makes the same model on its schema; None for a class of the user's own."""
+    """Returns ``{"name", "options"}`` from which :func:`create` makes the same model; None for a user's class."""
     name = next((name for name, cls in BY_NAME.items() if cls is type(model)), None)
     if name is None or not isinstance(model, Model):
         return None
@@ -144,10 +144,10 @@ def description_of(model: nn.Module) -> dict[str, object] | None:
 
 
 def options_of(model: nn.Module) -> dict[str, object] | None:
-    """The options by which :func:`create` made a model of a user's class, as data; None if it did not."""
+    """Returns the options from which :func:`create` made a model of a user's class. Returns None for other models."""
     try:
         options: dict[str, Any] | None = json.loads(json.dumps(vars(model).get(_OPTIONS)))
-    except (TypeError, ValueError):  # a date, say
+    except (TypeError, ValueError):  # for example a date
         return None
     return options
 
@@ -157,7 +157,7 @@ def _is_model(value: object) -> bool:
 
 
 def _takes_schema(cls: type[nn.Module]) -> bool:
-    """Whether the constructor's first parameter is the schema: called so, or annotated so."""
+    """Returns whether the constructor's first parameter is the schema, by its name or its annotation."""
     try:
         _, first, *_ = inspect.signature(cls.__init__).parameters.values()
     except (TypeError, ValueError):  # ValueError: fewer than two

@@ -1,6 +1,6 @@
-"""A drop-in module for many features: what a list of ``EmbeddingBag`` would do, by one call.
+"""A drop-in module for many features: does the work of a list of ``EmbeddingBag`` in one call.
 
-Rows learn and are read as those of :class:`~girih.nn.EmbeddingBag`; see :mod:`girih.nn.embedding`.
+Rows are trained and read in the same way as in :class:`~girih.nn.EmbeddingBag`; see :mod:`girih.nn.embedding`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _OF_DATA = (
 
 
 class EmbeddingBagCollection(GrowingModule):
-    """Bags of many features, of tables that grow: any int64 id, rows appear as they are seen.
+    """Bags of many features, from tables that grow: any int64 id, rows appear when ids are first seen.
 
-    Tables of equal dim, optimizer and dtype are packed into one group, which one read and one update serve.
+    Tables of equal dim, optimizer and dtype are packed into one group, with one read and one update for all of them.
 
     Args:
         features: ``girih.Categorical``, with name, dim, pooling and table; features may share a table.
-        tables: ``girih.Table`` for those that differ from the defaults: optimizer, initializer, admission, eviction, dtype.
-        optimizer: of tables that have none of their own; Adagrad(lr=0.01) where None.
-        include_last_offset: offsets that come by name end with the number of ids; those of a packed input always do.
-        seed: initial values are a function of it, the table's name, the id and the column.
+        tables: ``girih.Table`` for tables that differ from the defaults: optimizer, initializer, admission, eviction,
+            dtype.
+        optimizer: of tables without their own optimizer; None is Adagrad(lr=0.01).
+        include_last_offset: offsets by name end with the number of ids. Offsets of a packed input always do.
+        seed: together with the table's name, the id and the column, determines initial values.
         store: shards and memory; each shard has a thread.
 
     Raises:
-        ConfigError: features that disagree, options that are unknown, out of range or for reading data.
+        ConfigError: features that contradict each other; options that are unknown, out of range or for reading data.
     """
 
     @answers_movers(
@@ -74,20 +75,20 @@ class EmbeddingBagCollection(GrowingModule):
         """Pools the bags of all features, B each.
 
         Args:
-            ids: by name, ``(ids, offsets)`` or int64[B, M], as :class:`~girih.nn.EmbeddingBag` takes them; or packed,
-                int64[N]: those of the first feature for all examples, then those of the second, and so on. Packed ones
-                take no Python by feature.
+            ids: by name, ``(ids, offsets)`` or int64[B, M], as in :class:`~girih.nn.EmbeddingBag`. Or packed, int64[N]:
+                the ids of the first feature for all examples, then the ids of the second, and so on. Packed ids run no
+                Python per feature.
             offsets: for packed ids, int64 or int32[F·B+1]: the bag of feature f in example b is
                 ``ids[offsets[f·B+b]:offsets[f·B+b+1]]``, as in a ``KeyedJaggedTensor`` of TorchRec.
-            per_sample_weights: float32[N], or by name; those of a feature that is left out are 1. A bag is Σ w·row, over n
-                or √n by its pooling. Where they require a gradient, bags are pooled by torch, more slowly.
+            per_sample_weights: float32[N], or by name; a feature that is left out has weights of 1. A bag is Σ w·row,
+                over n or √n by its pooling. If they require a gradient, torch pools the bags, more slowly.
 
         Returns:
-            By name, {name: float32[B, D]}; packed, float32[B, F, D], or float32[B, Σ D] where dims differ. Where the rows
-            are; an empty bag is 0.
+            By name, {name: float32[B, D]}; packed, float32[B, F, D], or float32[B, Σ D] if dims differ. The result is on the
+            device of the rows; an empty bag is 0.
 
         Raises:
-            ConfigError: features that are missing or unknown, shapes or types that do not go together.
+            ConfigError: features that are missing or unknown; shapes or types that do not fit together.
         """
         if not isinstance(ids, Mapping):
             found = self.pool(
@@ -112,11 +113,11 @@ class EmbeddingBagCollection(GrowingModule):
         return {name: bags[name] for name in self._names}
 
     def assign(self, table: str, ids: Tensor, vectors: Tensor) -> None:
-        """Sets rows of a table: int64[n] distinct ids, float32[n, D]; new ids get rows."""
+        """Sets rows of a table: int64[n] distinct ids, float32[n, D]. New ids get rows."""
         self.tables.assign(table, ids, vectors)
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
+        """Returns the description for ``print``."""
         rows = self.tables.rows()
         lines = [
             f"{table.name}: {rows[table.name]:,} rows, dim={table.dim}" for table in self.tables.schema.tables
@@ -137,5 +138,5 @@ def _check(features: Sequence[Categorical]) -> None:
         for option in _OF_DATA:
             if getattr(feature, option) is not None:
                 raise ConfigError(
-                    f"feature {feature.name!r}: {option}: is for reading data, and ids come as they are; leave it out"
+                    f"feature {feature.name!r}: {option}: is for reading data, but modules receive ids; leave it out"
                 )

@@ -2,18 +2,19 @@
 
 Rows are not parameters:
 
-- ``backward`` applies the rows' gradients at once, one optimizer step per use of the module; there is
-  nothing for ``optimizer.step()`` to do. Two uses in one forward are two steps, in the order in which
-  autograd comes back to them; two backwards (``retain_graph=True``, or two losses) apply both.
-- ``torch.nn.utils.clip_grad_norm_`` and weight decay of a torch optimizer do not see rows. Scale
-  the loss, or set ``module.lr_scale``; ``l2`` belongs to the module's own optimizer.
-- ``torch.amp.GradScaler`` must not be used: rows would take the scaled gradients, at once.
-- Under ``torch.no_grad()`` or after ``module.eval()`` rows are only read: a new id gives its
-  initial value, gets no row, and nothing learns. After ``module.requires_grad_(False)`` too, whatever ``train()`` says.
-- ``module.cuda()``, as ``to("cuda")`` of the model around it, takes the rows to the memory of the GPU, with their optimizer state,
-  and ``cpu()`` brings them back; outputs are where rows are. With ``store=girih.StoreOptions(tiers=("gpu",))`` they are made
-  there, and with ``tiers=("dram",)`` they stay in host memory.
-- ``state_dict()`` holds the rows with their optimizer state, ``load_state_dict()`` puts them back.
+- ``backward`` applies the rows' gradients immediately, one optimizer step per use of the module. ``optimizer.step()``
+  does nothing for rows. Two uses in one forward are two steps, in the order of autograd's backward pass. Two backwards
+  (``retain_graph=True``, or two losses) apply both.
+- ``torch.nn.utils.clip_grad_norm_`` and weight decay of a torch optimizer do not see rows. Scale the loss, or set
+  ``module.lr_scale``; ``l2`` belongs to the module's own optimizer.
+- ``torch.amp.GradScaler`` must not be used: rows would receive the scaled gradients immediately.
+- Under ``torch.no_grad()`` or after ``module.eval()``, rows are only read: a new id gives its initial value, gets no
+  row, and nothing is trained. The same holds after ``module.requires_grad_(False)``, even in training mode.
+- ``module.cuda()``, or ``to("cuda")`` of the surrounding model, moves the rows to the memory of the GPU, with their
+  optimizer state, and ``cpu()`` moves them back. Outputs are on the device of the rows. With
+  ``store=girih.StoreOptions(tiers=("gpu",))`` rows are created there, and with ``tiers=("dram",)`` they stay in host
+  memory.
+- ``state_dict()`` holds the rows with their optimizer state, and ``load_state_dict()`` restores them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from girih.sparse.options import StoreOptions
 from girih.tables import Admission, Dim, Dtype, Eviction, Initializer, Table
 
 ROWS = "rows"
-"""Name of the table, of which initial values are a function."""
+"""Name of the table. Initial values depend on it."""
 
 
 class RowOptions(TypedDict, total=False):
@@ -90,7 +91,7 @@ class TableModule(GrowingModule):
         self.dim = dim
 
     def assign(self, ids: Tensor, vectors: Tensor) -> None:
-        """Sets rows: int64[n] distinct ids, float32[n, dim]; new ids get rows."""
+        """Sets rows: int64[n] distinct ids, float32[n, dim]. New ids get rows."""
         self.tables.assign(ROWS, ids, vectors)
 
     def _describe(self, feature: str) -> str:
@@ -101,16 +102,16 @@ class TableModule(GrowingModule):
         return f"{type(self).__name__}(dim={self.dim})"
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
+        """Returns the description for ``print``."""
         optimizer = self.tables.groups[0].spec.segments[0].optimizer
         told = f"{self.num_rows:,} rows, dim={self.dim}, optimizer={optimizer}"
         return f"{told}, in GPU memory" if self.tables.on_gpu else told
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Refuses what is no optimizer of rows."""
+    """Refuses anything that is not an optimizer of rows."""
     if not isinstance(optimizer, SparseOptimizer | None):
-        plain = isinstance(optimizer, str | int | float | type)  # torch's show all their options, by lines
+        plain = isinstance(optimizer, str | int | float | type)  # torch's optimizers show many lines
         shown = repr(optimizer) if plain else class_of(optimizer)
         raise ConfigError(
             f"optimizer = {shown}: expected one of girih.optim, as girih.optim.Adagrad(lr=0.05)"
@@ -121,17 +122,17 @@ Module = TypeVar("Module", bound=TableModule)
 
 
 class EmbeddingBag(TableModule):
-    """``torch.nn.EmbeddingBag`` without ``num_embeddings``: any int64 id, rows appear as they are seen.
+    """``torch.nn.EmbeddingBag`` without ``num_embeddings``: any int64 id, rows appear when ids are first seen.
 
     Args:
         dim: width of a row.
         mode: "mean", "sum", or "sqrtn" (the sum over √n).
         include_last_offset: offsets end with the number of ids.
         padding_idx: an id that counts as absent: it adds nothing, has no row, and does not count in a mean.
-        optimizer: one of ``girih.optim``; Adagrad(lr=0.01) where None.
+        optimizer: one of ``girih.optim``; None is Adagrad(lr=0.01).
         initializer, admission, eviction, dtype: of the rows; see ``girih.tables``.
         seed: of the initial values.
-        share: another module whose rows this one uses.
+        share: another module whose rows this module also uses.
         store: shards and memory; each shard has a thread.
 
     Raises:
@@ -163,15 +164,15 @@ class EmbeddingBag(TableModule):
 
         Args:
             input: ids, int64[N] with ``offsets``, or int64[B, M]: B bags of M ids.
-            offsets: int64[B] (or [B+1] with ``include_last_offset``), where each bag begins.
-            per_sample_weights: float32 of the shape of ``input``: a bag is Σ w·row, over n or √n by ``mode``.
-                Where they require a gradient, bags are pooled by torch, more slowly.
+            offsets: int64[B] (or [B+1] with ``include_last_offset``), the start of each bag.
+            per_sample_weights: float32 of the shape of ``input``: a bag is Σ w·row, over n or √n by ``mode``. If they
+                require a gradient, torch pools the bags, more slowly.
 
         Returns:
-            float32[B, dim], where the rows are; an empty bag is 0.
+            float32[B, dim], on the device of the rows; an empty bag is 0.
 
         Raises:
-            ConfigError: shapes or types that do not go together.
+            ConfigError: shapes or types that do not fit together.
         """
         flat_bags = flat(
             input,
@@ -189,12 +190,12 @@ class EmbeddingBag(TableModule):
     def from_torch(
         cls, module: nn.EmbeddingBag | nn.Embedding, mode: Pooling | None = None, **rows: Unpack[RowOptions]
     ) -> EmbeddingBag:
-        """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come.
+        """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more ids may follow.
 
-        Its ``mode``, ``padding_idx`` and ``include_last_offset`` are taken too.
+        Also takes its ``mode``, ``padding_idx`` and ``include_last_offset``.
 
         Raises:
-            ConfigError: no torch module of embeddings, or a mode or an option that has no counterpart here.
+            ConfigError: not a torch module of embeddings, or a mode or an option without a counterpart here.
         """
         own: Any = getattr(module, "mode", "mean")
         last_included = getattr(module, "include_last_offset", False)
@@ -204,9 +205,9 @@ class EmbeddingBag(TableModule):
 
 
 class Embedding(TableModule):
-    """``torch.nn.Embedding`` without ``num_embeddings``: any int64 id, rows appear as they are seen.
+    """``torch.nn.Embedding`` without ``num_embeddings``: any int64 id, rows appear when ids are first seen.
 
-    Arguments are those of :class:`EmbeddingBag`, without pooling; ``padding_idx`` gives zeros and learns nothing.
+    The arguments are those of :class:`EmbeddingBag`, without pooling. ``padding_idx`` gives zeros and is not trained.
     """
 
     @answers_movers(RowOptions.__annotations__)
@@ -216,7 +217,7 @@ class Embedding(TableModule):
 
     @uncaptured
     def forward(self, input: Tensor) -> Tensor:
-        """Ids, int64 of any shape, to float32[*shape, dim], where the rows are.
+        """Maps ids, int64 of any shape, to float32[*shape, dim], on the device of the rows.
 
         Raises:
             ConfigError: ids that are not integers.
@@ -230,10 +231,10 @@ class Embedding(TableModule):
 
     @classmethod
     def from_torch(cls, module: nn.Embedding, **rows: Unpack[RowOptions]) -> Embedding:
-        """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more may come.
+        """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more ids may follow.
 
         Raises:
-            ConfigError: no torch module of embeddings, or an option that has no counterpart here.
+            ConfigError: not a torch module of embeddings, or an option without a counterpart here.
         """
         return _with_weights_of(module, partial(cls, **rows))
 
@@ -247,7 +248,7 @@ def _with_weights_of(module: nn.EmbeddingBag | nn.Embedding, make: Callable[...,
     for name, unused in (("max_norm", None), ("scale_grad_by_freq", False)):
         value = getattr(module, name)
         if value != unused:
-            raise ConfigError(f"{name} = {value!r}: rows here know no such option; set it to {unused}")
+            raise ConfigError(f"{name} = {value!r}: is not supported; set it to {unused}")
     made = make(dim=module.embedding_dim, padding_idx=module.padding_idx)
     ids = torch.arange(module.num_embeddings)
     kept = ids[ids != module.padding_idx] if module.padding_idx is not None else ids

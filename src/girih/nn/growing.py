@@ -1,4 +1,4 @@
-"""The base of modules over tables that grow: the way from ids to vectors and back, by autograd; state; moves to a GPU.
+"""The base of modules over tables that grow: reading and training rows by autograd, state, and moves to a GPU.
 
 Shapes: B examples, F features, N ids, D width of a vector.
 """
@@ -34,10 +34,11 @@ _POWERS = {POOLING_MODES["sum"]: 0.0, POOLING_MODES["mean"]: -1.0, POOLING_MODES
 
 
 class _ReadContext(Context, Protocol):
-    """A read, as its backward pass needs it.
+    """A read, with the data for its backward pass.
 
     Attributes:
-        values: as :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted` gave them, if weights require gradients.
+        values: the result of :meth:`girih.sparse.groups.gpu_group.GpuGroup.lookup_weighted`, if weights require
+            gradients.
     """
 
     module: GrowingModule
@@ -50,7 +51,10 @@ class _ReadContext(Context, Protocol):
 
 
 class _Apply(torch.autograd.Function):
-    """The outputs of groups as a node of autograd: backward pushes their gradients to the store, and gives weights theirs."""
+    """The outputs of groups as a node of autograd.
+
+    Its backward pushes gradients to the store, and computes the gradients of weights.
+    """
 
     @staticmethod
     def forward(
@@ -68,10 +72,10 @@ class _Apply(torch.autograd.Function):
         with tables.used():
             if weights is None:
                 ctx.reads = [_read(group, batch, step, train=True) for group in ctx.groups]
-            else:  # rows are on a GPU then
+            else:  # the rows are on a GPU
                 found = [group.lookup_weighted(batch, step, train=ctx.learns) for group in ctx.groups]
                 ctx.reads, ctx.values = ([each[part] for each in found] for part in (0, 1))
-        ctx.set_materialize_grads(False)  # of groups that took no part in the loss, no row moves
+        ctx.set_materialize_grads(False)  # rows of groups outside the loss do not move
         return _outputs(ctx.reads)
 
     @staticmethod
@@ -85,7 +89,7 @@ class _Apply(torch.autograd.Function):
 
 
 class GrowingModule(nn.Module):
-    """A module that reads tables that grow by some features.
+    """A module that reads growing tables for some features.
 
     Attributes:
         lr_scale: of later steps.
@@ -101,19 +105,21 @@ class GrowingModule(nn.Module):
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(f"{type(self).__name__}: {UNCOPIED}")
 
-    def __prepare_scriptable__(self) -> NoReturn:  # torch.jit.script asks each module for it
+    def __prepare_scriptable__(self) -> NoReturn:  # torch.jit.script calls this for each module
         raise ConfigError(f"{type(self).__name__} {UNCAPTURED}")
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         try:
-            return super().__getattr__(name)  # a subclass may have its own
+            return super().__getattr__(name)  # a subclass may have its own attribute
         except AttributeError:
             if name not in ATTRIBUTES:
                 raise
             raise AttributeError(f"{type(self).__name__} has no {name}: {ATTRIBUTES[name]}") from None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GrowingModule:
-        """Called by ``to``, ``cuda``, ``cpu`` and the like: rows go to a GPU, or come back, with all that share them.
+        """Moves the rows to a GPU, or back, with all modules that share them.
+
+        Called by ``to``, ``cuda``, ``cpu`` and similar methods.
 
         Raises:
             ConfigError: there is no such device.
@@ -133,23 +139,26 @@ class GrowingModule(nn.Module):
 
     @property
     def num_rows(self) -> int:
-        """Rows so far, of all tables; waits for a GPU."""
+        """Current number of rows of all tables. Waits for a GPU."""
         return sum(self.tables.rows().values())
 
     @property
     def learns(self) -> bool:
-        """Whether rows move and new ids get some: in training, unless :meth:`requires_grad_` froze them."""
+        """True if rows move and new ids get rows: in training mode, unless :meth:`requires_grad_` froze the rows."""
         return self.training and not self._frozen
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freezes rows by False, as parameters are frozen: they are only read. Of modules that share them, the others go on."""
+        """Freezes rows with False: they are then only read, like frozen parameters.
+
+        Other modules that share these rows still train them.
+        """
         self._frozen = not requires_grad
         return super().requires_grad_(requires_grad)
 
     def pool(self, bags: Bags) -> Embeddings:
-        """Bags of all features.
+        """Pools the bags of all features.
 
-        In host memory they are pooled by torch where weights require a gradient, so that autograd reaches these.
+        In host memory, torch pools bags whose weights require a gradient, so that autograd reaches the weights.
         """
         weights = bags.weights
         if weights is None or not weights.requires_grad or not torch.is_grad_enabled() or self.tables.on_gpu:
@@ -164,7 +173,11 @@ class GrowingModule(nn.Module):
         return Embeddings(tuple(blocks))
 
     def read(self, reader: TableReader, bags: Bags) -> tuple[Tensor, ...]:
-        """The outputs of all groups, which lead autograd to the store where the module learns, and on a GPU to weights that require it."""
+        """Returns the outputs of all groups.
+
+        If the module learns, autograd leads from them to the store. On a GPU it also leads to weights that require a
+        gradient.
+        """
         if self.learns and torch.is_grad_enabled():
             refuse_ranks(self, self._description)
         here = bags.to(self.tables.device)
@@ -173,7 +186,7 @@ class GrowingModule(nn.Module):
         if not pools or (weights is not None and not weights.requires_grad):
             weights = None
         if torch.is_grad_enabled() and (self.learns or weights is not None):
-            # autograd comes back to nodes that it leads to, on the stream that they were on
+            # the backward pass runs only for nodes that require a gradient, on the stream of their forward pass
             anchor = torch.zeros(0, requires_grad=self.learns, device=self.tables.device)
             out: tuple[Tensor, ...] = _Apply.apply(anchor, weights, self, reader, batch)  # type: ignore[no-untyped-call]
             return out
@@ -182,16 +195,18 @@ class GrowingModule(nn.Module):
             return _outputs([_read(group, batch, step, train=False) for group in reader.groups])
 
     def push(self, read: _ReadContext, gradients: Sequence[Tensor | None]) -> None:
-        """Applies the gradients of all outputs, as one step; called by autograd. Waits for a GPU, to learn that they are finite.
+        """Applies the gradients of all outputs as one step. Autograd calls it.
+
+        Waits for a GPU, to check that the gradients are finite.
 
         Raises:
-            NonFiniteError: one has a NaN or an infinity; nothing was applied.
-            ConfigError: rows were moved to another device since they were read.
+            NonFiniteError: a gradient has a NaN or an infinity; nothing was applied.
+            ConfigError: rows were moved to another device after they were read.
         """
         tables = self.tables
         if read.shards is not tables.shards:
             raise ConfigError(
-                f"{type(self).__name__}: its rows were moved to another device between forward and backward; move them before"
+                f"{type(self).__name__}: its rows were moved to another device between forward and backward; move them before forward"
             )
         flat: list[Any] = _flat(gradients)
         if not tables.on_gpu:
@@ -208,7 +223,7 @@ class GrowingModule(nn.Module):
     def weight_gradients(
         self, read: _ReadContext, values: Sequence[Tensor], gradients: Sequence[Tensor | None]
     ) -> Tensor:
-        """The gradients of the weights of ids, float32[N]; of rows on a GPU."""
+        """Returns the gradients of the weights of ids, float32[N], for rows on a GPU."""
         pooled = by_group([group.group for group in read.groups], _flat(gradients))
         with self.tables.used():
             weights = [
@@ -233,7 +248,7 @@ class GrowingModule(nn.Module):
             raise CheckpointError(f"{where}: {error}") from error
 
     def get_extra_state(self) -> dict[str, object]:
-        """Rows, optimizer state and use counts, as tensors of bytes in host memory: a part of ``state_dict()``."""
+        """Returns rows, optimizer state and use counts as tensors of bytes in host memory, for ``state_dict()``."""
         shards = []
         for name, store in self.tables.shards.files():
             with self.tables.used():
@@ -244,7 +259,7 @@ class GrowingModule(nn.Module):
         return {"step": self.tables.step, "shards": shards}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`; the number of shards may differ.
+        """Inverts :meth:`get_extra_state`. The number of shards may differ.
 
         Raises:
             CheckpointError: rows of other tables, or of another dim, dtype or optimizer; no row was replaced.
@@ -263,16 +278,16 @@ class GrowingModule(nn.Module):
         self.tables.step = state["step"]
 
     def _describe(self, feature: str) -> str:
-        """A feature in words, for errors."""
+        """Describes a feature, for errors."""
         return f"feature {feature!r} of {self._description}"
 
     @property
     def _description(self) -> str:
-        """The module in words, for errors."""
+        """Describes the module, for errors."""
         return type(self).__name__
 
     def _batch(self, bags: Bags) -> Any:
-        """A batch as the groups take it, a ``Batch`` or a ``GpuBatch``, of bags that are on their device."""
+        """Makes a batch for the groups, a ``Batch`` or a ``GpuBatch``, from bags on their device."""
         ids, offsets, weights = bags.ids.contiguous(), bags.offsets.to(torch.int32).contiguous(), bags.weights
         if weights is not None:
             weights = weights.detach().contiguous()
@@ -295,17 +310,17 @@ def _read(group: EmbeddingGroup, batch: Any, step: int, *, train: bool) -> ReadR
 
 
 def _outputs(reads: Sequence[ReadRows]) -> tuple[Tensor, ...]:
-    """As tensors of their own, since those that a node holds for its backward would hold the node."""
+    """Returns the outputs as separate tensors. A node that held its own outputs for backward would hold itself."""
     return tuple(torch.as_tensor(output).detach() for read in reads for output in read.outputs)
 
 
 def _flat(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """float32[·, D] of each output, contiguous."""
+    """Returns float32[·, D] of each output, contiguous."""
     return [None if one is None else one.float().contiguous().view(-1, one.shape[-1]) for one in gradients]
 
 
 def _pooled(vectors: Tensor, bags: Bags, output: GroupOutput) -> Tensor:
-    """Bags of one feature's vectors, float32[B, D], by torch."""
+    """Pools one feature's vectors with torch, to float32[B, D]."""
     feature, size = int(output.features[0]), bags.num_examples
     begin, end = (int(bags.bounds[place]) for place in (feature, feature + 1))
     own = bags.offsets[feature * size : (feature + 1) * size + 1]

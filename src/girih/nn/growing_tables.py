@@ -1,4 +1,4 @@
-"""Tables that grow, and where their rows are: in host memory, or in that of a GPU; several modules may share them."""
+"""Tables that grow, in host memory or in the memory of a GPU. Several modules may share them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from girih.tables import Table
 
 
 def tensors_in(value: object, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors in objects of this library, and in lists and dicts, each once; ``seen`` is for the call's own use."""
+    """Yields the tensors in girih's objects, and in lists and dicts, each once. ``seen`` is for internal use."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -49,15 +49,15 @@ def tensors_in(value: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 NO_LABEL = ""
-"""Name of the one label of a schema without any: no feature can be called so."""
+"""Name of the label of a schema without labels. No feature can have this name."""
 HOST = torch.device("cpu")
 
 
 class TableReader:
-    """The groups of tables as some features read them.
+    """The groups of tables that some features read.
 
     Attributes:
-        groups: over the shards where the rows are now.
+        groups: over the present shards of the rows.
     """
 
     def __init__(self, packed: Sequence[Group], shards: LocalShards, device: str) -> None:
@@ -65,7 +65,7 @@ class TableReader:
         self.follow(shards, device)
 
     def follow(self, shards: LocalShards, device: str) -> None:
-        """Reads from now on what other shards hold; ``device`` as :func:`~girih.sparse.halves.local.open_group` takes it."""
+        """Switches to other shards. ``device`` is the argument of :func:`~girih.sparse.halves.local.open_group`."""
         self.groups: list[EmbeddingGroup] = [
             open_group(device, group, stores, shards.pool)
             for group, stores in zip(self._packed, shards.stores, strict=True)
@@ -79,9 +79,9 @@ class GrowingTables:
         schema: features and tables.
         groups: the tables, packed.
         step: number of their last update.
-        shards: all rows; others once they were moved.
-        on_gpu: whether they are in GPU memory.
-        device: which outputs are on.
+        shards: all rows; replaced when rows move.
+        on_gpu: True if the rows are in GPU memory.
+        device: device of the outputs.
     """
 
     _last_stream: Any
@@ -104,18 +104,18 @@ class GrowingTables:
         self._options = options
         self._readers: weakref.WeakSet[TableReader] = weakref.WeakSet()
         self.step = 0
-        self._last_stream: Any = None  # of the GPU that has the rows
-        self._newest: dict[str, int] = {}  # uses of rows that were loaded, until training reads them
+        self._last_stream: Any = None  # the last stream on the GPU that has the rows
+        self._newest: dict[str, int] = {}  # last use of loaded rows, until training reads them
         self._settle(self._opened(on_gpu=options.on_gpu), on_gpu=options.on_gpu)
 
     @property
     def stays(self) -> bool:
-        """Whether the options say where rows are kept in host memory: they do not follow their module to a GPU."""
+        """True if the options place rows in host memory, so that they do not follow their module to a GPU."""
         options = self._options
         return not options.on_gpu and (options.tiers is not None or options.arena is not None)
 
     def read_by(self, features: Sequence[Categorical], kind: str) -> TableReader:
-        """A reader of some features: EMBEDDING gives bags, SEQUENCE the vectors of all ids of each feature."""
+        """Returns a reader of some features: EMBEDDING gives bags, SEQUENCE the vectors of all ids of each feature."""
         schema = Schema(features, NO_LABEL, self.schema.tables)
         with self.used():
             reader = TableReader(self._pack(schema, of_all(schema, kind)), self.shards, self._kind)
@@ -123,11 +123,13 @@ class GrowingTables:
         return reader
 
     def move(self, device: torch.device) -> None:
-        """Takes all rows to a GPU, or from there to host memory, bit for bit with their optimizer state; no-op if they are there.
+        """Moves all rows to a GPU, or back to host memory, bit for bit with their optimizer state.
+
+        Does nothing if they are there.
 
         Raises:
-            ConfigError: rows cannot be there; they are where they were.
-            StorageFullError: there is no memory for them; they are where they were.
+            ConfigError: the device cannot hold rows; they stay in place.
+            StorageFullError: there is no memory for them; they stay in place.
         """
         on_gpu = device.type == "cuda"
         interpreted = self.on_gpu and self.device == HOST
@@ -145,7 +147,9 @@ class GrowingTables:
         before.close()
 
     def used(self) -> contextlib.AbstractContextManager[None]:
-        """Has what is done within go on from what was done before: on a GPU, on its current stream, whichever that was.
+        """Returns a context whose work runs after the earlier work: on a GPU, on the current stream.
+
+        The current stream may have changed.
 
         Raises:
             ConfigError: a CUDA graph is being captured.
@@ -162,18 +166,18 @@ class GrowingTables:
                 stream.wait_stream(self._last_stream)
                 groups = [group for reader in self._readers for group in reader.groups]
                 for tensor in tensors_in([*self._states, *groups], set()):
-                    if tensor.device == self.device:  # and not in host memory
+                    if tensor.device == self.device:  # not in host memory
                         tensor.record_stream(stream)
                 self._last_stream = stream
             yield
 
     def rows(self) -> dict[str, int]:
-        """Rows of each table; waits for a GPU."""
+        """Returns the number of rows of each table. Waits for a GPU."""
         with self.used():
             return self.shards.rows()
 
     def assign(self, table: str, ids: Tensor, vectors: Tensor) -> None:
-        """Sets rows of a table: int64[n] distinct ids, float32[n, D]; new ids get rows."""
+        """Sets rows of a table: int64[n] distinct ids, float32[n, D]. New ids get rows."""
         places = {
             each.name: (group, number)
             for group, packed in enumerate(self.groups)
@@ -197,7 +201,7 @@ class GrowingTables:
                 store.assign(Keys(keys[part], tables[part]), values[part])
 
     def restore(self, sources: Sequence[SnapshotFile]) -> None:
-        """Replaces all rows by those of shards, of any number.
+        """Replaces all rows by the rows of any number of shards.
 
         Raises:
             CheckpointError: rows of other tables, or of another dim, dtype or optimizer; no row was replaced.
@@ -217,7 +221,7 @@ class GrowingTables:
             add_newest_uses(self._newest, file)
 
     def refuse_expired(self) -> None:
-        """Refuses to train with loaded rows of which a table would lose all now; evaluation reads them.
+        """Refuses to train with loaded rows if a table would lose all of them now. Evaluation may read them.
 
         Raises:
             CheckpointError: see :func:`girih.store.clock.refuse_expired`.
@@ -230,7 +234,7 @@ class GrowingTables:
         return "gpu" if self.on_gpu else "cpu"
 
     def _opened(self, *, on_gpu: bool) -> LocalShards:
-        """Empty shards in the memory of the current GPU, or of the host."""
+        """Opens empty shards in the memory of the current GPU, or of the host."""
         specs = [group.spec for group in self.groups]
         if on_gpu:
             there = StoreOptions(tiers=("gpu",), reserve_rows=self._options.reserve_rows)
@@ -242,7 +246,7 @@ class GrowingTables:
         return LocalShards(self.groups, replace(options, shards=num_shards))
 
     def _copy(self, sources: Sequence[Store], targets: Sequence[Store]) -> None:
-        """Copies the rows of a group's shards to other shards, of any number."""
+        """Copies the rows of a group's shards to any number of other shards."""
         with contextlib.ExitStack() as stack:
             taken: list[LiveSnapshot] = []
             with self.used():
@@ -253,7 +257,7 @@ class GrowingTables:
                 store.restore(taken)
 
     def _settle(self, shards: LocalShards, *, on_gpu: bool) -> None:
-        """Has all readers read from these shards."""
+        """Switches to these shards, with all readers."""
         self.shards, self.on_gpu = shards, on_gpu
         self._states: list[Any] = [store.state for _, store in shards.files()]
         first = self._states[0] if self._states else None

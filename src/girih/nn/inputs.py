@@ -1,8 +1,9 @@
-"""Ids as torch's loops hold them, checked and flattened: one run of ids, and the bounds of bags in it.
+"""Checks ids in the forms of torch's loops, and flattens them to one run of ids with the bounds of its bags.
 
-Ids and offsets may be on a GPU. They stay there, and of offsets there the host asks for four numbers per feature, by one
-small copy that is waited for; those of an input of two dimensions are known from its shape. Arguments ``device`` say where rows
-are: what is on a GPU goes to the host where they are there, and what is on the host to the GPU through pinned memory.
+Ids and offsets may be on a GPU, and stay there. The host then asks for four numbers per feature about the offsets, by
+one small copy, and waits for it. For an input of two dimensions, the shape gives these numbers. Arguments ``device``
+are the device of the rows. Tensors move from a GPU to the host if the rows are there, and from the host to a GPU
+through pinned memory.
 
 Shapes: B examples, F features, N ids, M ids of each bag.
 """
@@ -16,10 +17,10 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from girih.errors import ConfigError, nearest
+from girih.kernels.cpu.arrays import I64
 
 _FIRST, _LAST, _LEAST, _MOST = range(4)
 
@@ -37,7 +38,7 @@ class _IdRun:
     weights: Tensor | None
 
     def to(self, device: torch.device) -> Self:
-        """The same on a device."""
+        """Returns the same on a device."""
         weights = None if self.weights is None else moved(self.weights, device)
         return replace(
             self, ids=moved(self.ids, device), offsets=moved(self.offsets, device), weights=weights
@@ -46,27 +47,27 @@ class _IdRun:
 
 @dataclass(frozen=True)
 class Bags(_IdRun):
-    """Bags one after the other, feature by feature.
+    """Consecutive bags, feature by feature.
 
     Attributes:
         num_examples: B.
-        bounds: int64[F+1], where the ids of each feature begin, and the last one's end.
-        longest: int64[F], ids of the longest bag of each feature, or more.
+        bounds: int64[F+1], the start of each feature's ids, and the end of the last.
+        longest: int64[F], ids of the longest bag of each feature, or an upper bound.
     """
 
     num_examples: int
-    bounds: NDArray[np.int64]
-    longest: NDArray[np.int64]
+    bounds: I64
+    longest: I64
 
 
 @dataclass(frozen=True)
 class _FeatureBags(_IdRun):
-    """Bags of some features as they were given.
+    """Bags of some features, as received.
 
     Attributes:
-        extents: int64[4, F]: where each feature's bags begin and end, and the ids of its shortest and longest one;
-            to be believed once :func:`_settled` has checked them.
-        where: begins errors.
+        extents: int64[4, F]: start and end of each feature's bags, and the ids of its shortest and longest bag; valid
+            only after :func:`_settled` has checked them.
+        where: the beginning of errors.
     """
 
     extents: Tensor
@@ -74,10 +75,10 @@ class _FeatureBags(_IdRun):
 
 
 def integers(ids: object, name: str) -> Tensor:
-    """A tensor of integers.
+    """Returns a tensor of integers.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value is something else.
     """
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
@@ -86,7 +87,7 @@ def integers(ids: object, name: str) -> Tensor:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; the host does not wait where it goes to a GPU."""
+    """Moves a tensor to a device. The host does not wait for a copy to a GPU."""
     if tensor.device == device:
         return tensor
     if device.type == "cpu" or tensor.device.type != "cpu" or tensor.requires_grad:
@@ -97,30 +98,30 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 def flat(
     ids: object, offsets: object, weights: object, *, device: torch.device, last_included: bool = False
 ) -> Bags:
-    """Bags of one feature, in the forms that ``torch.nn.EmbeddingBag`` takes.
+    """Returns the bags of one feature, from the forms that ``torch.nn.EmbeddingBag`` takes.
 
     Args:
         ids: [N] with ``offsets``, or [B, M].
-        offsets: [B], where each bag begins; with ``last_included`` [B+1], the last of which is N.
+        offsets: [B], the start of each bag; with ``last_included`` [B+1], which ends with N.
         weights: of the shape of ``ids``, or None.
 
     Raises:
-        ConfigError: shapes or types that do not go together.
+        ConfigError: shapes or types that do not fit together.
     """
     part = _part(ids, offsets, weights, "input", "", last_included)
     return _settled(_together([part], device))
 
 
 def uniform(ids: Tensor, num_bags: int, bag_size: int) -> Bags:
-    """Bags of equal size, of one feature: int64[B·M]."""
+    """Returns bags of equal size, of one feature: int64[B·M]."""
     return _settled([_uniform(ids, num_bags, bag_size, None, "")])
 
 
 def packed(ids: object, offsets: object, weights: object, num_features: int, *, device: torch.device) -> Bags:
-    """Bags of all features in one run of ids, feature by feature: [N], [F·B+1], and [N] or None.
+    """Returns the bags of all features from one run of ids, feature by feature: [N], [F·B+1], and [N] or None.
 
     Raises:
-        ConfigError: shapes or types that do not go together.
+        ConfigError: shapes or types that do not fit together.
     """
     if offsets is None:
         if hasattr(ids, "offsets_or_none"):  # a KeyedJaggedTensor of TorchRec
@@ -155,16 +156,16 @@ def joined(
     device: torch.device,
     last_included: bool,
 ) -> Bags:
-    """Bags of all features, given by name: (ids, offsets) as :func:`flat` takes them, or ids[B, M].
+    """Returns the bags of all features, received by name: (ids, offsets) as in :func:`flat`, or ids[B, M].
 
     Args:
-        weights: by name, or None; those of a feature that is left out are 1.
+        weights: by name, or None; a feature that is left out has weights of 1.
 
     Raises:
-        ConfigError: features that are missing or unknown, shapes or types that do not go together.
+        ConfigError: features that are missing or unknown; shapes or types that do not fit together.
     """
     if not isinstance(weights, Mapping | None):
-        raise ConfigError("per_sample_weights: expected a dict of name: float32, as ids are one")
+        raise ConfigError("per_sample_weights: expected a dict of name: float32, because ids are a dict")
     weights = weights or {}
     for what, names_given in (("ids", inputs), ("per_sample_weights", weights)):
         for name in names_given:
@@ -192,7 +193,7 @@ def joined(
 
 
 def without(absent: int, bags: Bags) -> Bags:
-    """The same bags of one feature without one id. On a GPU, the host waits for how many are left."""
+    """Returns the same bags of one feature without one id. On a GPU, the host waits for the number of remaining ids."""
     kept = bags.ids != absent
     before = torch.zeros(len(kept) + 1, dtype=torch.int64, device=kept.device)
     torch.cumsum(kept, 0, out=before[1:])
@@ -228,7 +229,7 @@ def _uniform(ids: Tensor, num_bags: int, bag_size: int, weights: Tensor | None, 
 
 
 def _bounds(offsets: object, num_ids: int, where: str, *, last_included: bool) -> Tensor:
-    """The begin of each bag, and the last one's end, where they were given."""
+    """Returns the start of each bag, and the end of the last, on the device of ``offsets``."""
     bounds = integers(offsets, f"{where}offsets").long()
     if bounds.dim() != 1:
         raise ConfigError(f"{where}offsets: {bounds.dim()} dimensions, expected 1")
@@ -240,7 +241,7 @@ def _bounds(offsets: object, num_ids: int, where: str, *, last_included: bool) -
 
 
 def _measure_extents(bounds: Tensor, num_features: int) -> Tensor:
-    """The facts of bags that :class:`_FeatureBags` tells, computed where their bounds are."""
+    """Computes the extents of :class:`_FeatureBags`, on the device of the bounds."""
     size = (len(bounds) - 1) // num_features
     if size == 0:
         ends = bounds[:1].expand(num_features)
@@ -250,7 +251,7 @@ def _measure_extents(bounds: Tensor, num_features: int) -> Tensor:
 
 
 def _together(parts: list[_FeatureBags], device: torch.device) -> list[_FeatureBags]:
-    """Parts on one device: the host if all of them are there, else where rows are."""
+    """Moves parts to one device: the host if all of them are there, else the device of the rows."""
     tensors = [each for part in parts for each in (part.ids, part.offsets, part.weights) if each is not None]
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return parts
@@ -258,10 +259,10 @@ def _together(parts: list[_FeatureBags], device: torch.device) -> list[_FeatureB
 
 
 def _settled(parts: list[_FeatureBags], *, weighted: bool = False) -> Bags:
-    """One run of all parts, checked: waits for a GPU once where offsets were given there.
+    """Joins all parts into one run, and checks it. Waits once for a GPU if offsets are there.
 
     Args:
-        weighted: ids of parts without weights have 1.
+        weighted: ids of parts without weights get the weight 1.
 
     Raises:
         ConfigError: offsets that do not rise from 0 to the number of ids.
@@ -270,7 +271,7 @@ def _settled(parts: list[_FeatureBags], *, weighted: bool = False) -> Bags:
     for part, extent in zip(parts, extents, strict=True):
         n = len(part.ids)
         rises = extent[_FIRST, 0] == 0 and extent[_LAST, -1] == n and extent[_LEAST].min() >= 0
-        if not rises or extent[_MOST].max() > n:  # which differences that overflowed are, too
+        if not rises or extent[_MOST].max() > n:  # differences that overflowed are, too
             raise _falling(part.offsets, n, part.where)
     first, *others = parts
     ids, offsets, weights = first.ids, first.offsets, first.weights
@@ -295,8 +296,8 @@ def _settled(parts: list[_FeatureBags], *, weighted: bool = False) -> Bags:
     )
 
 
-def _copy_to_host(tensors: list[Tensor]) -> list[NDArray[np.int64]]:
-    """Small tensors of four rows on the host, by one copy for all that are elsewhere."""
+def _copy_to_host(tensors: list[Tensor]) -> list[I64]:
+    """Returns small tensors of four rows on the host, with one copy for all tensors on a GPU."""
     there = [tensor for tensor in tensors if tensor.is_cuda]
     if there:
         widths = [tensor.shape[1] for tensor in there]
@@ -305,7 +306,7 @@ def _copy_to_host(tensors: list[Tensor]) -> list[NDArray[np.int64]]:
 
 
 def _falling(bounds: Tensor, num_ids: int, where: str) -> ConfigError:
-    """The error about bounds that do not rise from 0 to the number of ids; names the first that does not."""
+    """Returns the error about bounds that do not rise from 0 to the number of ids. It names the first bad bound."""
     values = bounds.tolist()
     problem = "received none"
     if values and values[0] != 0:

@@ -1,4 +1,4 @@
-"""Answers to what people who come from torch's embeddings try, one sentence each."""
+"""Errors for users of torch's embeddings, who try arguments and attributes that girih does not have."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Init = TypeVar("Init", bound=Callable[..., None])
 Forward = TypeVar("Forward", bound=Callable[..., object])
 
 UNCAPTURED = (
-    "reads rows of a table that grows, which no graph can hold: trace, script or export the layers behind it,"
+    "reads rows of a table that grows, which no graph can hold: trace, script or export the layers after it,"
     " and compile without fullgraph"
 )
-UNCOPIED = "rows have one owner and are neither copied nor pickled; use state_dict(), and load it into a module made anew"
+UNCOPIED = "rows have one owner and are neither copied nor pickled; load state_dict() into a new module"
 ATTRIBUTES = {
-    "weight": "rows are no parameter; read those of ids by module(ids) under torch.no_grad(), which makes no rows, and"
-    " set them by module.assign(ids, vectors)",
+    "weight": "rows are not a parameter; to read them, call module(ids) under torch.no_grad(), which makes no rows;"
+    " to set them, call module.assign(ids, vectors)",
     "num_embeddings": "rows appear as ids are seen; module.num_rows counts them",
     "embedding_dim": "it is called dim",
-    "reset_parameters": "a row has its initial value when its id is first seen; make the module anew",
-    "embedding_bags": "rows are no parameters; they are read by module(ids) under torch.no_grad(), which makes no rows",
+    "reset_parameters": "a row has its initial value when its id is first seen; make a new module",
+    "embedding_bags": "rows are not parameters; to read them, call module(ids) under torch.no_grad(), which makes no rows",
 }
-"""Attributes of torch's and TorchRec's modules, and what there is instead."""
+"""Attributes of torch's and TorchRec's modules, and their replacements."""
 
 OPTIONS = {
     "num_embeddings": "rows appear as ids are seen; leave num_embeddings out, write {example}",
@@ -39,21 +39,21 @@ OPTIONS = {
     "scale_grad_by_freq": "gradients of equal ids are summed; leave it out",
     "sparse": "only the rows of a batch ever move; leave it out",
     "device": "module.cuda() takes rows to a GPU; leave it out",
-    "_weight": "trained weights come by {name}.from_torch(module)",
+    "_weight": "to take trained weights, call {name}.from_torch(module)",
     "_freeze": "module.requires_grad_(False) keeps rows as they are; leave it out",
 }
-"""Arguments of torch's modules, and what to write here."""
+"""Arguments of torch's modules, and their replacements."""
 
 _TRAINED = {
     name: f"load it into a torch.nn.{name}, and make this module by {name}.from_torch of that one"
     for name in ("Embedding", "EmbeddingBag")
 }
-"""The way from trained weights to rows, by class."""
+"""How to turn trained weights into rows, by class."""
 _WEIGHT = re.compile(r"weight|embedding_bags\.[^.]+\.weight")
-"""The name of weights in a module of torch, and in one of TorchRec for each table."""
+"""The name of weights in a module of torch, and for each table in a module of TorchRec."""
 
-_BY_FEATURE = "features have it; write {example}"
-_BY_TABLE = 'tables have it, as tables=[girih.Table(name="user", {option}=...)]'
+_BY_FEATURE = "it is an option of features; write {example}"
+_BY_TABLE = 'it is an option of tables, as in tables=[girih.Table(name="user", {option}=...)]'
 COLLECTION = {
     **{name: told for name, told in OPTIONS.items() if name not in ("_weight", "embedding_dim")},
     **dict.fromkeys(("dim", "embedding_dim", "mode"), _BY_FEATURE),
@@ -61,22 +61,22 @@ COLLECTION = {
     "is_weighted": "weights come with the ids, as per_sample_weights; leave it out",
     "share": 'features of one table share its rows, as girih.Categorical(name="history", table="items")',
 }
-"""The same for a module of many features; those of TorchRec's too."""
+"""The same for a module of many features, also for TorchRec's arguments."""
 
 
 def class_of(value: object) -> str:
-    """The class of a value with its module, as in ``a torch.optim.adam.Adam``."""
+    """Returns the class of a value with its module, such as ``a torch.optim.adam.Adam``."""
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
 def answers_movers(
     known: Iterable[str] = (), answers: Mapping[str, str] = OPTIONS, example: str = "{name}({width})"
 ) -> Callable[[Init], Init]:
-    """Decorates an ``__init__``: arguments of torch's modules, and unknown ones, are ConfigErrors that help.
+    """Decorates an ``__init__``: arguments of torch's modules, and unknown arguments, raise ConfigErrors with a hint.
 
     Args:
-        known: options that it takes besides those in its signature.
-        answers: option → the sentence; example: how the module is made.
+        known: options in addition to the options in its signature.
+        answers: option → the hint; example: how to construct the module.
     """
 
     def decorate(init: Init) -> Init:
@@ -93,9 +93,9 @@ def answers_movers(
 
 
 def uncaptured(forward: Forward) -> Forward:
-    """Decorates a ``forward`` that is refused in a trace or an export, where one batch's rows would become constants.
+    """Decorates a ``forward`` that refuses a trace or an export, which would turn one batch's rows into constants.
 
-    ``torch.compile`` leaves it out of the graph, and refuses it under ``fullgraph``.
+    ``torch.compile`` leaves the call out of the graph, and refuses it under ``fullgraph``.
     """
 
     @functools.wraps(forward)
@@ -106,12 +106,12 @@ def uncaptured(forward: Forward) -> Forward:
         return forward(self, *arguments, **options)
 
     disabled: Any = torch.compiler.disable(eager)  # type: ignore[no-untyped-call]
-    disabled._torchdynamo_disable_msg = f"a girih.nn module {UNCAPTURED}"  # as reason= of later torch
+    disabled._torchdynamo_disable_msg = f"a girih.nn module {UNCAPTURED}"  # reason= of later torch
     return cast(Forward, disabled)
 
 
 def refuse_ranks(module: nn.Module, description: str) -> None:
-    """Refuses to train rows in several processes, or in copies of a module: each would have rows of its own.
+    """Refuses to train rows in several processes, or in copies of a module. Each copy would have its own rows.
 
     Args:
         description: of the module, at the beginning of the error.
@@ -135,16 +135,16 @@ def refuse_ranks(module: nn.Module, description: str) -> None:
 
 
 def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, object], prefix: str) -> None:
-    """Refuses the weights of torch's and TorchRec's modules in the place of a module's own state.
+    """Refuses weights of torch's and TorchRec's modules in place of a module's own state.
 
-    Keys of parameters, buffers and modules that a subclass added are its own, and keys of other modules are left alone: with an
-    empty prefix the dict may be that of a whole model.
+    Parameters, buffers and modules of a subclass are its own state, so their keys pass. Keys of other modules also
+    pass: with an empty prefix, the dict may belong to a whole model.
 
     Args:
-        where: begins the error.
+        where: the beginning of the error.
 
     Raises:
-        CheckpointError: it has such weights, and no rows.
+        CheckpointError: the dict has such weights, and no rows.
     """
     if f"{prefix}_extra_state" in state_dict:
         return
@@ -154,8 +154,8 @@ def refuse_weights(module: nn.Module, where: str, state_dict: Mapping[str, objec
         if isinstance(value, torch.Tensor) and _WEIGHT.fullmatch(name) and name.partition(".")[0] not in own:
             way = _TRAINED.get(type(module).__name__, "set rows by module.assign")
             raise CheckpointError(
-                f"{where}: state_dict has {key!r}, torch's weights of shape {tuple(value.shape)}; expected rows, as state_dict() of"
-                f" girih.nn gives them: {way}, or leave the key out"
+                f"{where}: state_dict has {key!r}, torch's weights of shape {tuple(value.shape)}; expected rows from the state_dict() of a"
+                f" girih.nn module: {way}, or leave the key out"
             )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
-from girih.planner.tagging.group import held_copies
+from girih.planner.tagging.group import gigabytes, held_copies
 from girih.planner.traffic import FLOAT_BYTES
 
 EMBEDDING, TRAINER, GROUP, DENSE = "embedding-server", "trainer", "group-server", "dense-server"
@@ -104,15 +104,15 @@ def check(facts: Facts, copies: Copies, strategy: str) -> None:
         (table,) = (each for each in facts.tables if each.name == item)
         raise ConfigError(
             f"strategy: {strategy}: table {item!r} fits nowhere: its {table.max_rows:,} rows (max_rows) of {table.row_bytes} bytes"
-            f" take {_gigabytes(size)} in embedding servers, and {_gigabytes(left)} of this machine's {_gigabytes(free)} are left"
+            f" take {gigabytes(size)} in embedding servers, and {gigabytes(left)} of this machine's {gigabytes(free)} are left"
             f" for it; set its max_rows to at most {int(left // table.row_bytes):,}, or store.tiers = ['dram', 'ssd']"
         )
     nets = copies.nets * (copies.trainers_per_group if copies.servers_per_group else 1)
     averages = ", and what averaging keeps" if copies.groups > 1 else ""
     raise ConfigError(
-        f"strategy: {strategy}: {item} fit nowhere: they take {_gigabytes(size)} in all {role} processes, with optimizer state,"
-        f" a gradient for each of {nets} nets{averages}{_largest(facts)}, and {_gigabytes(left)} of this machine's"
-        f" {_gigabytes(free)} are left for them; {_mended(facts, copies, free)}"
+        f"strategy: {strategy}: {item} fit nowhere: they take {gigabytes(size)} in all {role} processes, with optimizer state,"
+        f" a gradient for each of {nets} nets{averages}{_largest(facts)}, and {gigabytes(left)} of this machine's"
+        f" {gigabytes(free)} are left for them; {_mended(facts, copies, free)}"
     )
 
 
@@ -135,12 +135,8 @@ def _largest(facts: Facts) -> str:
     if facts.graph is None or not facts.graph.operators:
         return ""
     largest = max(facts.graph.operators, key=lambda each: each.parameter_bytes)
-    return f" (operator {largest.name!r}, {largest.kind}, has most of them: {_gigabytes(largest.parameter_bytes)})"
+    return f" (operator {largest.name!r}, {largest.kind}, has most of them: {gigabytes(largest.parameter_bytes)})"
 
 
 def _total(account: Account) -> float:
     return sum(size for items in account.values() for size in items.values())
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.3g} GB"

@@ -8,10 +8,13 @@ B: examples of the step's batch over all trainers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
+Wire = Mapping[str, object]
+"""The way numbers travel, as ``Plan.wire``: the formats of "embeddings" and "gradients", and what else a strategy has."""
+FLOAT32: Wire = {"embeddings": "float32", "gradients": "float32"}
 KEY_BYTES, COUNT_BYTES, FLOAT_BYTES, EXAMPLE_BYTES = 8, 4, 4, 2
 FLOPS_PER_WEIGHT = 6
 """Floating-point operations of a weight and an example: two products backward for one forward, each of two operations."""
@@ -66,22 +69,22 @@ def substitution(batch_size: int, num_trainers: int, sizes: PartialSizes) -> Tra
 
 
 def synchronous(
-    num_trainers: int, *, keys: float, numbers: float, parameters: int, half_of: Collection[str] = ()
+    num_trainers: int, *, keys: float, numbers: float, parameters: int, wire: Wire = FLOAT32
 ) -> Traffic:
     """Keys to the trainers that own them, rows back, their gradients there again; all dense gradients summed.
 
     Args:
         keys: unique keys of one trainer's share of the batch; numbers: of all their rows together.
         parameters: numbers of the whole dense half.
-        half_of: "embeddings", "gradients": rows that go as float16, each with its scale, and gradients of rows.
+        wire: the formats of rows and their gradients; a row of float16 has a scale.
     """
     others = (num_trainers - 1) / num_trainers
     rows = others * numbers * FLOAT_BYTES
     half = others * (numbers * FLOAT_BYTES / 2 + keys * FLOAT_BYTES)
     return Traffic(
         ids=others * keys * (KEY_BYTES + COUNT_BYTES),
-        embeddings=half if "embeddings" in half_of else rows,
-        gradients=half if "gradients" in half_of else rows,
+        embeddings=half if wire["embeddings"] == "float16" else rows,
+        gradients=half if wire["gradients"] == "float16" else rows,
         dense=ring_bytes(parameters * FLOAT_BYTES, num_trainers),
     )
 
@@ -106,8 +109,7 @@ def remote(
     num_trainers: int,
     *,
     in_step: bool,
-    compress_ids: bool = False,
-    half_of: Collection[str] = (),
+    wire: Wire = FLOAT32,
     **counts: Unpack[ShareCounts],
 ) -> Traffic:
     """Tables in embedding servers: ids to a worker, keys to the servers, rows and bags back, gradients there again.
@@ -116,18 +118,18 @@ def remote(
 
     Args:
         in_step: dense gradients are summed over the trainers; else they go to a dense server, and parameters back.
-        compress_ids: each unique id goes once to the worker, with the examples that it is in.
-        half_of: "embeddings", "gradients": what goes between worker and trainer as float16, each vector with its scale.
+        wire: the formats of what goes between worker and trainer; a vector of float16 has a scale. With ``compress_ids`` each unique
+            id goes once to the worker, with the examples that it is in.
     """
     ids, keys, parameter_bytes = counts["ids"], counts["keys"], counts["parameters"] * FLOAT_BYTES
     rows, whole = counts["numbers"] * FLOAT_BYTES, counts["outputs"] * FLOAT_BYTES
     half = whole / 2 + counts["vectors"] * FLOAT_BYTES
-    sent_ids = keys * KEY_BYTES + ids * EXAMPLE_BYTES if compress_ids else ids * KEY_BYTES
+    sent_ids = keys * KEY_BYTES + ids * EXAMPLE_BYTES if wire.get("compress_ids") else ids * KEY_BYTES
     dense = ring_bytes(parameter_bytes, num_trainers) if in_step else 2.0 * parameter_bytes
     return Traffic(
         ids=sent_ids + keys * (KEY_BYTES + COUNT_BYTES),
-        embeddings=rows + (half if "embeddings" in half_of else whole),
-        gradients=rows + (half if "gradients" in half_of else whole),
+        embeddings=rows + (half if wire["embeddings"] == "float16" else whole),
+        gradients=rows + (half if wire["gradients"] == "float16" else whole),
         dense=dense if num_trainers > 1 else 0.0,
     )
 

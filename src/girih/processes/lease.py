@@ -1,4 +1,4 @@
-"""The lease of a run directory: which process a run belongs to, and whether that one lives."""
+"""The lease of a run directory: which process owns the run, and if this process is alive."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MOST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The process that has a run: its launcher, or the trainer where there is none.
+    """The process that owns a run: its launcher, or the trainer if there is no launcher.
 
     Attributes:
-        host, boot: the machine, and which of its starts.
-        pid, start: the process, and when it began, in ticks since the machine did; "" where the system does not tell.
-        segments: begins the names of the run's shared memory.
+        host, boot: the machine, and the identity of its boot.
+        pid, start: the process, and its start in ticks since the boot; "" if the system does not report it.
+        segments: prefix of the names of the run's shared memory.
     """
 
     host: str
@@ -38,13 +38,13 @@ class Lease:
 
     @classmethod
     def of_this_run(cls) -> Lease:
-        """The lease of the run that this process trains."""
+        """Returns the lease of the run that this process trains."""
         pid = os.getppid() if CONTROL in os.environ else os.getpid()
         return cls(socket.gethostname(), _boot(), pid, start_of(pid), owned_by(pid))
 
     @classmethod
     def read(cls, file: IO[str]) -> Lease | None:
-        """The lease in a file; None where there is none, as after a run that ended by itself."""
+        """Returns the lease in a file; None if there is none, for example after a run that ended normally."""
         file.seek(0)
         try:
             return cls.of(parse(file.read(_MOST_BYTES)))
@@ -53,9 +53,9 @@ class Lease:
 
     @classmethod
     def of(cls, tree: object) -> Lease | None:
-        """The lease that plain values describe; None if they describe none that a process of girih writes.
+        """Returns the lease that plain values describe; None if no process of girih writes such a lease.
 
-        The shared memory of a dead run is removed by ``segments``, so that only the name that its process gives is believed.
+        The shared memory of a dead run is removed by ``segments``. So only the name that its process gives is accepted.
         """
         try:
             lease: Lease = build(cls, tree, "lease")
@@ -65,13 +65,13 @@ class Lease:
         if lease.start and not lease.is_of_this_machine:
             expected = (
                 re.escape(f"girih-{lease.pid}.{lease.start}.") + "[0-9]*-"
-            )  # it has namespaces of its own
+            )  # another machine has other namespaces
         is_own = re.fullmatch(expected, lease.segments) and re.fullmatch("[0-9]*", lease.start)
         return lease if is_own else None
 
     @classmethod
     def of_run(cls, lock: Path) -> Lease | None:
-        """The lease in the lock of a run's directory; None where there is none."""
+        """Returns the lease in the lock of a run's directory; None if there is none."""
         try:
             with open_file(lock) as file:
                 return cls.of(parse(file.read(_MOST_BYTES)))
@@ -79,19 +79,19 @@ class Lease:
             return None
 
     def write(self, file: IO[str]) -> None:
-        """Replaces what is in a file."""
+        """Replaces the content of a file."""
         file.truncate(0)
         file.write(json.dumps(asdict(self)) + "\n")
         file.flush()
 
     @property
     def is_of_this_machine(self) -> bool:
-        """Whether the process lived here since the machine was started."""
+        """True if the process ran on this machine since its last boot."""
         return (self.host, self.boot) == (socket.gethostname(), _boot())
 
     @property
     def lives(self) -> bool:
-        """Whether the process is known to live; nothing is known of other machines."""
+        """True if the process is known to be alive. Nothing is known of other machines."""
         return self.is_of_this_machine and self.start != "" and start_of(self.pid) == self.start
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The private pipe between a launcher and each process that it started: JSON, a message a line.
+"""The private pipe between a launcher and each process that it started: JSON, one message per line.
 
 No other process can reach it. Pickled roles pass through it as text that the launcher does not read.
 """
@@ -18,17 +18,17 @@ from collections.abc import Mapping
 from typing import Any
 
 CONTROL = "GIRIH_CONTROL"
-"""The environment's name for the end of a started process; see :func:`describe_end`."""
+"""The environment variable with the pipe end of a started process; see :func:`describe_end`."""
 
 
 def describe_end(readable: int, writable: int) -> str:
-    """The descriptors of an end, and the device and number of its pipe, which no other file has."""
+    """Returns the descriptors of an end, and the device and number of its pipe, which no other file has."""
     facts = os.fstat(writable)
     return f"{readable},{writable},{facts.st_dev},{facts.st_ino}"
 
 
 def _find_end() -> tuple[int, int] | None:
-    """The end that this process was started with. None for a process that inherited only the environment."""
+    """Returns the end that this process was started with. None for a process that inherited only the environment."""
     described = os.environ.get(CONTROL, "")
     with contextlib.suppress(ValueError, OSError):
         readable, writable = (int(number) for number in described.split(",")[:2])
@@ -38,10 +38,10 @@ def _find_end() -> tuple[int, int] | None:
 
 
 def bind_life() -> None:
-    """Has the kernel kill this process when its launcher is gone; for the start, while imports keep Python's threads from running.
+    """Makes the kernel kill this process when its launcher is gone. For the start, while imports block Python's threads.
 
-    The launcher never reads from this end before something is sent, so that the end of its process is the only event of the descriptor.
-    :meth:`Pipe.unbind_life` ends it.
+    The launcher does not read from this end before a message is sent. So the only event of the descriptor is the end of
+    the launcher. :meth:`Pipe.unbind_life` ends this mode.
     """
     end = _find_end()
     if end is None:
@@ -51,13 +51,13 @@ def bind_life() -> None:
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
-    poll.register(descriptor, 0)  # errors alone
+    poll.register(descriptor, 0)  # only errors
     if poll.poll(0):
-        os.kill(os.getpid(), signal.SIGKILL)  # it was gone before
+        os.kill(os.getpid(), signal.SIGKILL)  # the launcher was already gone
 
 
 class Pipe:
-    """One end: a descriptor to read, one to write."""
+    """One end: a descriptor to read, and a descriptor to write."""
 
     def __init__(self, readable: int, writable: int) -> None:
         self._readable, self._writable = open(readable, "rb"), open(writable, "wb")  # noqa: SIM115
@@ -65,13 +65,13 @@ class Pipe:
 
     @classmethod
     def pair(cls) -> tuple[Pipe, tuple[int, int]]:
-        """This process's end, and the descriptors of the other one."""
+        """Returns this process's end, and the descriptors of the other end."""
         (theirs_read, ours_write), (ours_read, theirs_write) = os.pipe(), os.pipe()
         return cls(ours_read, ours_write), (theirs_read, theirs_write)
 
     @classmethod
     def inherited(cls) -> Pipe | None:
-        """The end that this process was started with, which nobody else takes then; None where there is none."""
+        """Takes over the end that this process was started with; None if there is none."""
         end = _find_end()
         os.environ.pop(CONTROL, None)
         if end is None:
@@ -81,20 +81,20 @@ class Pipe:
         return cls(*end)
 
     def unbind_life(self) -> None:
-        """Ends what :func:`bind_life` began: from here on a thread notices the end of the launcher, and this process ends in good order."""
+        """Ends :func:`bind_life`. From here on a thread notices the launcher's end, for a clean exit."""
         fcntl.fcntl(self._writable, fcntl.F_SETFL, fcntl.fcntl(self._writable, fcntl.F_GETFL) & ~os.O_ASYNC)
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Sends a message; silently where nobody reads any more."""
+        """Sends a message. Does nothing if nobody reads any more."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             self._writable.write(json.dumps(message).encode() + b"\n")
             self._writable.flush()
 
     def receive(self) -> dict[str, Any]:
-        """The next message.
+        """Returns the next message.
 
         Raises:
-            EOFError: the other side is gone, or has ended what it sends.
+            EOFError: the other side is gone, or has closed its end.
         """
         line = self._readable.readline()
         if not line.endswith(b"\n"):
@@ -103,31 +103,31 @@ class Pipe:
         return message
 
     def end(self) -> None:
-        """Sends nothing more, which the other side sees."""
+        """Closes the sending direction, which the other side notices."""
         with self._lock, contextlib.suppress(OSError):
             self._writable.close()
 
     def close(self) -> None:
-        """Closes this end; no thread may be reading from it, unless the other side is gone."""
+        """Closes this end. No thread may be reading from it, unless the other side is gone."""
         self.end()
         self._readable.close()
 
 
 def as_text(content: bytes) -> str:
-    """Bytes as a message holds them."""
+    """Encodes bytes as text for a message."""
     return base64.b64encode(content).decode()
 
 
 def from_text(text: str) -> bytes:
-    """The inverse of :func:`as_text`."""
+    """Reverses :func:`as_text`."""
     return base64.b64decode(text)
 
 
 def module_command(module: str, *words: str) -> list[str]:
-    """A command that runs a module, as ``python -m`` does, but never a file of the working directory in its place.
+    """Returns a command that runs a module as ``python -m`` does, but never a file of the working directory instead.
 
-    ``-P`` leaves the working directory off the import path: a file ``http.py`` or ``queue.py`` that lies where the user
-    works would otherwise be imported for the module of that name. Classes that a config names are found all the same,
-    see :func:`girih.config.user_code.load_object`.
+    ``-P`` keeps the working directory off the import path. Otherwise a user's file ``http.py`` or ``queue.py`` would be
+    imported instead of the standard module. Classes that a config names are still found, see
+    :func:`girih.config.user_code.load_object`.
     """
     return [sys.executable, "-P", "-m", module, *words]

@@ -1,9 +1,9 @@
-"""Names of shared memory and temporary directories: what killed processes leave behind, removed without the store.
+"""Names of shared memory and temporary directories, and the removal of those that killed processes left.
 
-A name begins with that of its run, which says who owns it where the system tells: ``girih-PID.START.NAMESPACE-RANDOM``. So
-what a run leaves whose processes were all killed at once, the next run of this host removes, in whatever directory it is.
-A run on several nodes has no owner that all of them can see: there each process holds a lock on a file as long as it lives,
-and the next one that is started on the node removes what nobody holds.
+A name begins with the run's name. It identifies the owner, if the system allows: ``girih-PID.START.NAMESPACE-RANDOM``. If all
+processes of a run are killed at once, the next run on this host removes the leftovers, from any run directory. A run on
+several nodes has no owner that all nodes can see. Instead each process locks a file as long as it lives, and the next
+process that starts on the node removes files without a lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HELD = re.compile(r"(girih-nodes-[0-9a-f]+)\.(.+)\.held")
 
 
 def new_prefix() -> str:
-    """Begins the names of all shared memory of a run, which this process owns; removes what dead owners left."""
+    """Returns a prefix for names of a run's shared memory, owned by this process. Removes dead owners' leftovers."""
     for name in _names():
         if _is_of_dead_owner(name):
             _remove(name)
@@ -35,14 +35,14 @@ def new_prefix() -> str:
 
 
 def new_prefix_of_nodes() -> str:
-    """Begins the names of all shared memory of a run on several nodes; its processes :func:`hold` it."""
+    """Returns a prefix for the names of shared memory of a run on several nodes. Its processes :func:`hold` it."""
     return f"girih-nodes-{secrets.token_hex(8)}"
 
 
 def hold(prefix: str, who: str) -> int | None:
-    """A descriptor for a process, which holds its run's shared memory on this node; None where there can be none.
+    """Returns a descriptor that holds a run's shared memory on this node for a process; None if that is impossible.
 
-    What no process holds any more is removed first, of whatever run.
+    First it removes the shared memory of any run that no process holds any more.
     """
     matches = [match for name in _names() if (match := _HELD.fullmatch(name))]
     held = {match[1] for match in matches if _is_locked(match[0])}
@@ -71,35 +71,35 @@ def _is_locked(name: str) -> bool:
 
 
 def owned_by(pid: int) -> str:
-    """Begins the names of all that a process owns; "" where the system does not tell when it began."""
+    """Returns the prefix of the names that a process owns; "" if the system does not report its start."""
     return owner_prefix(pid, start_of(pid))
 
 
 def owner_prefix(pid: int, start: str) -> str:
-    """The same for a process that may have ended, by when it began; "" if that is not known."""
+    """Returns the same prefix for a process that may have ended, from its start; "" if the start is not known."""
     return f"girih-{pid}.{start}.{_namespace()}-" if start else ""
 
 
 def temporary_directory(purpose: str) -> tempfile.TemporaryDirectory[str]:
-    """Returns a temporary directory. Its name says its purpose and its owner."""
+    """Returns a temporary directory with its purpose and its owner in its name."""
     return tempfile.TemporaryDirectory(prefix=f"{owned_by(os.getpid()) or 'girih-'}{purpose}-")
 
 
 def remove_segments(prefix: str) -> None:
-    """Removes all shared memory whose names begin so, where the system tells what there is."""
+    """Removes all shared memory whose names begin with a prefix, if the system can list it."""
     for name in _names() if prefix else ():
         if name.startswith(prefix):
             _remove(name)
 
 
 def start_of(pid: int | str) -> str:
-    """Returns when a process began, in ticks since the machine did: its number may be another one's by now; "" where it has ended, waited for or not."""
+    """Returns a process's start in ticks since the boot, which identifies a reused pid; "" if it has ended."""
     fields = stat_fields(pid)
     return "" if not fields or fields[0] in "ZX" else fields[19]
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """Fields of ``/proc/PID/stat`` from the state on; of systems without it, empty ones if there is such a process."""
+    """Returns the fields of ``/proc/PID/stat`` from the state on; without /proc, empty fields for a live process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -129,7 +129,7 @@ def _remove(name: str) -> None:
 
 
 def _namespace() -> str:
-    """The namespace in which numbers of processes count: containers may share memory and not those."""
+    """Returns the pid namespace of this process. Containers may share memory, but not pids."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:

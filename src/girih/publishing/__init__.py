@@ -3,11 +3,11 @@
 | module | what it holds |
 |---|---|
 | ``options`` | ``[publish]`` of a config |
-| ``manifest`` | what a segment says of itself, and the head of a log |
-| ``log`` | where everything lies, what is removed |
+| ``manifest`` | the manifest of a segment, and the head of a log |
+| ``log`` | the layout of a log, and the removal of old segments |
 | ``part`` | one shard's rows of a segment, in a file |
-| ``shards`` | those of the shards of one process, as they were at one moment |
+| ``shards`` | rows of the shards of one process, at one moment |
 | ``segment`` | a segment of all trainers, written while training goes on |
 
-When a run publishes is in :mod:`girih.training.publisher`; who follows is in :mod:`girih.serving.follow`.
+:mod:`girih.training.publisher` decides when a run publishes. :mod:`girih.serving.follow` follows the log.
 """

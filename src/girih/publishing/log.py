@@ -1,14 +1,14 @@
-"""A log: where its segments lie, which versions can be had, and which are removed.
+"""A log: the places of its segments, its available versions, and the removal of old ones.
 
     head.json                       the newest version, the newest snapshot
-    pin.json                        the version that followers have to stay at, if any
+    pin.json                        the version that followers must stay at, if any
     segments/00000017/              leads from version 16 to version 17
     snapshots/00000100/             all rows of version 100
         manifest.json  dense.safetensors  tables/<group>/shard-0000.safetensors
     epochs/00000003-<name>          the mark of a process that writes in epoch 3
 
-Where a version has a snapshot and a segment, both lead to the same rows. Nothing is renamed, but files that are replaced whole on a disk of
-this machine.
+If a version has a snapshot and a segment, both lead to the same rows. Nothing is renamed, except files on a local disk
+that are replaced whole.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Log:
         return read_pin(self.root)
 
     def place(self, number: int, *, whole: bool) -> Storage:
-        """The storage of a segment, or of a snapshot."""
+        """Returns the storage of a segment, or of a snapshot."""
         return self.root / (SNAPSHOTS if whole else SEGMENTS) / name_of(number)
 
     def read(self, number: int, *, whole: bool, expected: int | None = None) -> SegmentManifest:
-        """The manifest of a segment, or of a snapshot.
+        """Returns the manifest of a segment, or of a snapshot.
 
         Raises:
-            MissingFileError: there is none. CheckpointError: damaged, or of another number.
+            MissingFileError: there is none. CheckpointError: it is damaged, or has another number.
         """
         place = self.place(number, whole=whole)
         manifest = SegmentManifest.read(place, expected)
@@ -68,16 +68,16 @@ class Log:
         return manifest
 
     def numbers(self, *, whole: bool) -> list[int]:
-        """Numbers of the segments, or snapshots, that are there or have been begun, in order."""
+        """Returns the numbers of the segments, or snapshots, that exist or have been begun, in order."""
         names = (self.root / (SNAPSHOTS if whole else SEGMENTS)).names()
         return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
     def snapshots(self, most: int) -> list[int]:
-        """Numbers of the snapshots that are whole, up to a version, in order."""
+        """Returns the numbers of the complete snapshots, up to a version, in order."""
         return sorted(self._complete(self.numbers(whole=True), most, whole=True))
 
     def versions(self) -> list[int]:
-        """Numbers of the versions that can be had: those with a snapshot, and those to which segments lead from there."""
+        """Returns the available versions: those with a snapshot, and those that segments reach from there."""
         head = self.head()
         if head is None:
             return []
@@ -92,9 +92,9 @@ class Log:
         return numbers
 
     def claim(self, epoch: int, name: str) -> bool:
-        """Marks an epoch as that of a process; returns whether no other one has.
+        """Marks an epoch as a process's own. Returns whether no other process has marked it.
 
-        Of two that do so at once, one at most has it: whoever writes later sees the mark of the other.
+        If two processes mark it at once, at most one gets it: the later writer sees the other's mark.
         """
         place = self.root / EPOCHS
         place.make()
@@ -102,28 +102,29 @@ class Log:
         return len([claimed for claimed in place.names() if claimed.startswith(f"{name_of(epoch)}-")]) == 1
 
     def go_back_to(self, number: int) -> None:
-        """Has followers go to a version and stay there, whatever is published.
+        """Makes followers go to a version and stay there, even if newer versions are published.
 
         Raises:
-            CheckpointError: it is gone, or was never there; lists what is there. Followers do what they did before.
+            CheckpointError: the version is gone, or never existed; lists those that exist. Followers continue as
+                before.
         """
         self._expect(number)
         before = None
-        with contextlib.suppress(CheckpointError):  # a damaged one is written anew
+        with contextlib.suppress(CheckpointError):  # a damaged pin is overwritten
             before = self.pin()
         write_pin(self.root, number)
         try:
-            self._expect(number)  # it may have been removed meanwhile
+            self._expect(number)  # the version may have been removed meanwhile
         except GirihError:
             write_pin(self.root, before)
             raise
 
     def go_on(self) -> None:
-        """Has followers follow the newest version again."""
+        """Makes followers follow the newest version again."""
         write_pin(self.root, None)
 
     def remove_unfinished(self, newest: int) -> None:
-        """Removes segments and snapshots behind the newest version, which a killed process left, and what it was removing."""
+        """Removes segments and snapshots that a killed process left: newer than the newest version, or half removed."""
         for whole, directory in ((False, SEGMENTS), (True, SNAPSHOTS)):
             place = self.root / directory
             for number in self.numbers(whole=whole):
@@ -134,7 +135,7 @@ class Log:
                     place.remove(name, first=NAME)
 
     def remove_old(self, keep: int) -> None:
-        """Removes all that lies before the last ``keep`` snapshots, but for what leads to the version that followers have to stay at."""
+        """Removes everything before the last ``keep`` snapshots, except the way to the pinned version."""
         head, pin = self.head(), self.pin()
         if head is None:
             return
@@ -165,7 +166,7 @@ class Log:
 
 
 def find_log(address: str) -> Log:
-    """The log at an address, or that of a run directory.
+    """Returns the log at an address, or that of a run directory.
 
     Raises:
         ConfigError: the run publishes nothing.
@@ -183,12 +184,12 @@ def find_log(address: str) -> Log:
 
 
 def name_of(number: int) -> str:
-    """``00000017``."""
+    """Returns the name of a number, for example ``00000017``."""
     return f"{number:08d}"
 
 
 def describe_numbers(numbers: list[int]) -> str:
-    """Numbers in order, runs of them as ``3 to 9``."""
+    """Returns numbers in order as text, with runs as ``3 to 9``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -202,15 +203,15 @@ EVERY_S = 0.5
 
 
 class PublishOptions(Options):
-    """Options of a log that servers follow: where it lies, how often a segment is written, how long segments stay.
+    """Options of a log that servers follow: its place, how often a segment is written, how long segments stay.
 
     Attributes:
         to: a directory, or any other fsspec address such as ``s3://bucket/ads``.
-        every_s: seconds of training between two segments; 0.5 where neither this nor ``every_steps`` is given.
-        every_steps: steps between two segments, in place of ``every_s``.
+        every_s: seconds of training between two segments; 0.5 if neither this nor ``every_steps`` is given.
+        every_steps: steps between two segments, instead of ``every_s``.
         snapshot_every: segments between two snapshots of all rows, from which new followers begin.
-        keep: how many of these snapshots stay, with all segments behind the oldest of them.
-        on_error: whether training goes on where nothing can be written, and tries again, or stops.
+        keep: number of snapshots that stay, with all segments after the oldest of them.
+        on_error: if nothing can be written, training goes on and tries again, or stops.
     """
 
     owner = "publish: "
@@ -232,5 +233,5 @@ class PublishOptions(Options):
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of training between two segments; None where they are counted in steps."""
+        """Seconds of training between two segments; None if ``every_steps`` counts them."""
         return (self.every_s or EVERY_S) if self.every_steps is None else None

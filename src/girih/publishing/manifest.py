@@ -1,7 +1,7 @@
-"""The manifest of a segment, and the head of a log, which says what is there.
+"""The manifest of a segment, and the head of a log, which names the newest version.
 
-Both are JSON with a checksum of all else in them. A segment's manifest is written behind its parts, and the head behind the
-manifest; so what the head names is complete.
+Both are JSON with a checksum of the rest of the file. A segment's manifest is written after its parts, and the head
+after the manifest. So everything that the head names is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT = 1
 _FIX = "publish again, with this girih"
 Kind = TypeVar("Kind")
 Number = Annotated[int, Bounds(1, (1 << 53) - 1)]
-"""Numbers versions and epochs."""
+"""The number of a version or an epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,12 @@ class SegmentManifest(PartsManifest):
     """``manifest.json`` of a segment, which leads to a version of a model.
 
     Attributes:
-        number: of the version.
-        previous: of the version that it is to be applied to; None where it has all rows: a snapshot.
-        run: names the run that wrote it. epoch: how often a process has begun to write to this log; each begins with a snapshot.
-        time: seconds since 1970, when the rows and parameters were as they are here.
-        parts: those with rows have ``left`` too, the number of keys that have no row any more.
+        number: the version.
+        previous: the version that the segment applies to; None for a snapshot, which has all rows.
+        run: names the run that wrote it. epoch: counts the processes that began to write to this log; each begins with
+            a snapshot.
+        time: the moment of its rows and parameters, in seconds since 1970.
+        parts: parts with rows also have ``left``, the number of keys that have no row any more.
     """
 
     number: Number
@@ -50,22 +51,22 @@ class SegmentManifest(PartsManifest):
         return "snapshot" if self.previous is None else "delta"
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Returns the content of the file."""
         return seal(asdict(self))
 
     @classmethod
     def read(cls, place: Storage, expected: int | None = None) -> SegmentManifest:
-        """Reads one, and checks that parts hold all shards of all tables.
+        """Reads a manifest, and checks that its parts hold all shards of all tables.
 
         Args:
-            expected: the checksum of the file, where it is known.
+            expected: the checksum of the file, if known.
 
         Raises:
-            MissingFileError: there is none. CheckpointError: damaged, or another one than is expected.
+            MissingFileError: there is none. CheckpointError: it is damaged, or another one than expected.
         """
         text, where = place.read(NAME), f"{place}/{NAME}"
         if expected is not None and zlib.crc32(text) != expected:
-            raise CheckpointError(f"{where}: is another one than the head names")
+            raise CheckpointError(f"{where}: is not the manifest that the head names")
         content = unseal(text, where, FORMAT, _FIX)
         with refusing(where, _FIX):
             manifest = cls.build(content)
@@ -77,7 +78,7 @@ class SegmentManifest(PartsManifest):
 
 @dataclass(frozen=True, kw_only=True)
 class Pointer:
-    """A version as the head knows it: its number, the step, when it was taken, and the checksum of its manifest's file."""
+    """A version in the head: its number, step, time, and the checksum of its manifest's file."""
 
     number: Number
     step: Count
@@ -87,11 +88,11 @@ class Pointer:
 
 @dataclass(frozen=True, kw_only=True)
 class LogHead:
-    """``head.json``: what followers look at.
+    """``head.json``, which followers poll.
 
     Attributes:
-        run, epoch: of the process that writes; see :class:`SegmentManifest`.
-        newest: the newest version that can be had: the snapshot, or what segments behind it lead to.
+        run, epoch: the run and epoch of the writing process; see :class:`SegmentManifest`.
+        newest: the newest available version: the snapshot, or the last segment after it.
         snapshot: the newest snapshot.
         written: seconds since 1970.
     """
@@ -108,15 +109,15 @@ class LogHead:
             raise ValueError(f"snapshot {self.snapshot.number} is newer than version {self.newest.number}")
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Returns the content of the file."""
         return seal(asdict(self))
 
     @classmethod
     def read(cls, root: Storage) -> LogHead | None:
-        """The head of a log; None where there is none yet.
+        """Reads the head of a log; None if there is none yet.
 
         Raises:
-            CheckpointError: damaged, or of another format.
+            CheckpointError: it is damaged, or of another format.
         """
         return _read(cls, root, HEAD, _FIX)
 
@@ -128,22 +129,22 @@ class _Pin:
 
 
 def read_pin(root: Storage) -> int | None:
-    """The number of the version that followers have to stay at; None where they follow the newest.
+    """Returns the version that followers must stay at; None if they follow the newest version.
 
     Raises:
-        CheckpointError: damaged.
+        CheckpointError: the file is damaged.
     """
     pin = _read(_Pin, root, PIN, "pin a version again, or delete the file")
     return None if pin is None else pin.number
 
 
 def write_pin(root: Storage, number: int | None) -> None:
-    """Has followers go to a version and stay there; None has them follow the newest again."""
+    """Makes followers go to a version and stay there. None makes them follow the newest version again."""
     root.replace(PIN, seal(asdict(_Pin(number=number))))
 
 
 def _read(kind: type[Kind], root: Storage, name: str, fix: str) -> Kind | None:
-    """A small file of a log; None where there is none."""
+    """Reads a small file of a log; None if there is none."""
     try:
         text = root.read(name)
     except MissingFileError:

@@ -1,4 +1,4 @@
-"""One shard's rows of a segment: a safetensors file, without what training alone needs of a row.
+"""One shard's rows of a segment: a safetensors file, without the parts of a row that only training needs.
 
 | tensor | dtype | shape |
 |---|---|---|
@@ -6,8 +6,8 @@
 | ``rows`` | float32, or the bits of 16-bit floats | [n, W] |
 | ``left_ids``, ``left_tables`` | int64, int32 | [g], keys that have no row any more |
 
-The header's ``girih`` is JSON: ``version``, ``group``, ``tables`` (names by number), ``segments`` (``[[name, dim], …]``, whose dims sum to W),
-``dtype``, ``shard``, ``num_shards``.
+The header's ``girih`` is JSON: ``version``, ``group``, ``tables`` (names by number), ``segments`` (``[[name, dim],
+…]``, whose dims sum to W), ``dtype``, ``shard``, ``num_shards``.
 
 Shapes: n rows, g keys that left, W columns of a row that training sees, K rows of a chunk.
 """
@@ -54,13 +54,13 @@ class KeyedRows(NamedTuple):
 
 
 def write_changes(store: Store, changes: Changes, sink: Sink, where: str) -> PartFacts:
-    """Writes what changed to an empty file, whose name is ``where`` in errors; returns the part's facts, for a manifest."""
+    """Writes the changes to an empty file, named ``where`` in errors. Returns the part's facts for a manifest."""
     rows = KeyedRows(changes.ids, changes.tables, changes.rows)
     return _write(store, iter([rows]), len(changes.ids), (changes.left_ids, changes.left_tables), sink, where)
 
 
 def write_snapshot(store: Store, snapshot: LiveSnapshot, sink: Sink, where: str) -> PartFacts:
-    """Writes all rows as they were at a snapshot; see :func:`write_changes`."""
+    """Writes all rows of a snapshot; see :func:`write_changes`."""
     names = [segment.name for segment in store.spec.segments]
 
     def chunks() -> Iterator[KeyedRows]:
@@ -108,17 +108,18 @@ def _write(
 
 
 class SegmentPart:
-    """A part that was written, its form and all of its checksums compared.
+    """A part that was written, after checking its form and all checksums.
 
     Args:
         file: may be closed afterwards.
-        facts: as the manifest has them.
+        facts: from the manifest.
 
     Attributes:
-        tables: rows of each, in the order of their numbers. segments: (name, dim) of each. left: the keys that have no row any more.
+        tables: rows of each, in the order of their numbers. segments: (name, dim) of each. left: keys that have no row
+            any more.
 
     Raises:
-        CheckpointError: damaged, or another one than the manifest says.
+        CheckpointError: the file is damaged, or another one than the manifest says.
     """
 
     def __init__(self, file: IO[bytes], where: str, facts: PartFacts) -> None:
@@ -160,15 +161,15 @@ class SegmentPart:
         }
         for field, value in actual.items():
             if facts.get(field) != value:
-                raise ValueError(f"its {field} is {value}, the manifest says {facts.get(field)}")
+                raise ValueError(f"its {field} is {value}, but the manifest says {facts.get(field)}")
         if any_nan(self._rows, _TAGS[self._dtype]):
             raise ValueError("a row holds NaN")
 
     def check_columns(self, spec: GroupSpec) -> None:
-        """Refuses other columns than those of a group of tables.
+        """Refuses columns that differ from those of a group of tables.
 
         Raises:
-            CheckpointError: says which it has.
+            CheckpointError: names its columns.
         """
         expected = [(segment.name, segment.dim) for segment in spec.segments]
         if self.segments != expected:
@@ -177,7 +178,7 @@ class SegmentPart:
             )
 
     def chunks(self, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]]:
-        """The keys of some rows at a time, and the rows, float32[K, W]; of a group's columns, see :meth:`check_columns`."""
+        """Yields keys and rows, float32[K, W], in chunks, with a group's columns; see :meth:`check_columns`."""
         self.check_columns(spec)
         for start in range(0, len(self._ids), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -185,7 +186,7 @@ class SegmentPart:
 
 
 def _tensors(dtype: str, num_rows: int, width: int, num_left: int) -> list[StoredTensor]:
-    """All tensors of a part."""
+    """Returns the descriptions of all tensors of a part."""
     return [
         StoredTensor("ids", "I64", (num_rows,)),
         StoredTensor("tables", "I32", (num_rows,)),
@@ -196,7 +197,7 @@ def _tensors(dtype: str, num_rows: int, width: int, num_left: int) -> list[Store
 
 
 def widened(values: NDArray[Any], dtype: str) -> Floats:
-    """Bits of 16-bit floats as float32; float32 as they are."""
+    """Converts bits of 16-bit floats to float32. Returns float32 unchanged."""
     if dtype == "bfloat16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.view(np.float16).astype(np.float32) if dtype == "float16" else values

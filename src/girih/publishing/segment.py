@@ -1,6 +1,6 @@
-"""A segment of all trainers: begun between two steps, written by a thread of each while training goes on.
+"""A segment of all trainers: begun between two steps, written by a thread of each trainer while training goes on.
 
-Each process that holds shards writes their parts; rank 0 adds the dense parameters and writes the manifest, behind all else.
+Each process that holds shards writes their parts. Rank 0 adds the dense parameters, and writes the manifest last.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from girih.publishing.shards import SegmentRows
 
 
 class PublishedRows(Protocol):
-    """Interface of a sparse half to a log; all trainers are asked together, between two steps."""
+    """Interface of a sparse half to a log. All trainers call it together, between two steps."""
 
     def knows_changes(self, since: int) -> bool:
-        """Whether all shards behind this trainer know what changed since a version."""
+        """Returns whether all shards of this trainer know the changes since a version."""
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> SegmentRows:
-        """Takes what changed since a version, or all rows where that is None; changes are noted anew from here on.
+        """Takes the changes since a version, or all rows if it is None. Then a new record of changes begins.
 
         Args:
-            number: of the version that this leads to.
+            number: the version that the segment leads to.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentVersion:
-    """State that a segment is of, taken between two steps.
+    """The state of a segment, taken between two steps.
 
     Attributes:
-        step: steps of training. parameters: the model's, as ``load_state_dict`` takes them.
+        step: steps of training. parameters: the model's, for ``load_state_dict``.
     """
 
     step: int
@@ -53,7 +53,7 @@ class SegmentVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """The names of a segment: its number, that of the version before it (None for a snapshot), and who writes it."""
+    """The names of a segment: its number, that of the version before it (None for a snapshot), and its writer."""
 
     number: int
     previous: int | None
@@ -62,10 +62,10 @@ class Called:
 
 
 class LogSegment:
-    """A segment of one moment; made by all trainers between two steps.
+    """A segment of one moment, made by all trainers between two steps.
 
     Args:
-        log: rank 0's counts.
+        log: only rank 0's is used.
     """
 
     def __init__(self, log: Log, version: SegmentVersion, called: Called, ranks: TrainerGroup) -> None:
@@ -90,10 +90,11 @@ class LogSegment:
         self._rows = version.sparse.begin_segment(self._place, called.number, called.previous)
 
     def write(self) -> Pointer | None:
-        """Writes it; returns what a head says of it, on rank 0.
+        """Writes the segment. Returns its entry for the head, on rank 0.
 
         Raises:
-            StorageFullError: no space left. GirihError, OSError: it cannot be written. What was written stays, and nobody looks at it.
+            StorageFullError: no space is left.
+            GirihError, OSError: it cannot be written. Written files stay, but nobody reads them.
         """
         advice = "no follower could take it: set it to a number"
         parts = self._write.write(self._place, self._rows, self._tensors, advice)
@@ -111,20 +112,20 @@ class LogSegment:
         )
 
     def wait_copied(self) -> None:
-        """Returns once a checkpoint may begin."""
+        """Returns when a checkpoint may begin."""
         self._rows.wait_copied()
 
     def close(self) -> None:
-        """Ends it, written or not."""
+        """Ends the segment, written or not."""
         self._rows.close()
 
 
 @contextlib.contextmanager
 def in_words(place: Storage) -> Iterator[None]:
-    """Tells errors of the operating system in a line that names the place.
+    """Turns errors of the operating system into one line that names the place.
 
     Raises:
-        StorageFullError: no space left. CheckpointError: whatever else keeps this user from writing there.
+        StorageFullError: no space is left. CheckpointError: this user cannot write there for another reason.
     """
     full = StorageFullError(f"{place}: no space left for a segment; free some")
     try:

@@ -1,8 +1,8 @@
 """The shards of one process in a segment: taken between two steps, written while training goes on.
 
-What changed is copied when the segment begins: by then it is few rows, and nothing holds the store up. All rows are copied as a
-checkpoint's are, on write; where they go to another machine, to a file without a name first, so that a slow address holds up
-neither a checkpoint nor the next segment.
+When a segment begins, the changes are copied at once: they are few rows, and the store is not blocked. All rows are
+copied on write, as for a checkpoint. If their place is remote, they first go to a file without a name. So a slow
+address blocks neither a checkpoint nor the next segment.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _PIECE = 16 << 20
 
 
 class SegmentRows(SparseSave, Protocol):
-    """Rows of a segment as they were when it began."""
+    """Rows of a segment, from the moment when it began."""
 
     def wait_copied(self) -> None:
-        """Returns once the shards are as free as if the segment had not begun: a checkpoint may begin."""
+        """Returns when the shards have copied their rows, so that a checkpoint may begin."""
 
 
 class SegmentShards:
-    """Some shards in a segment: what changed since a version, or all rows; notes of what changes begin anew.
+    """Some shards in a segment: the changes since a version, or all rows. Then a new record of changes begins.
 
     Args:
         files: the name of each part, and its shard.
-        number: of the version that the segment leads to.
-        since: of the version that it is to be applied to; None takes all rows.
-        pool: copies the changes of several shards side by side.
+        number: the version that the segment leads to.
+        since: the version that the segment applies to; None takes all rows.
+        pool: copies the changes of several shards at the same time.
 
     Raises:
-        ConfigError: it is not known what changed; or rows lie in GPU memory.
+        ConfigError: the changes are not known, or rows are in GPU memory.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SegmentShards:
             for _ in map(take, files) if since is None or pool is None else pool.map(take, files):
                 pass
             order = [name for name, _ in files]
-            self._parts.sort(key=lambda part: order.index(part[0]))  # not that of threads
+            self._parts.sort(key=lambda part: order.index(part[0]))  # threads finished in another order
         except BaseException:
             self.close()
             raise

@@ -66,13 +66,15 @@ def read_run(directory: Path) -> RunRecord:
     """
     expect_run(directory)
     run = RunRecord(name=directory.resolve().name)
-    _read_config(run, directory / "config.toml")
-    _read_metrics(run, directory / "metrics.jsonl")
-    _read_summary(run, directory / "summary.json")
+    names = ("config.toml", "metrics.jsonl", "summary.json", "timeline.json", "plan.json")
+    settings, metrics, summary, timeline, plan_text = (_text_of(directory / name) for name in names)
+    _read_config(run, settings)
+    _read_metrics(run, metrics or "")
+    _read_summary(run, summary)
     if not run.evaluations:
         run.notes.append("Nothing was evaluated yet: no curves of metrics.")
-    _read_timeline(run, directory / "timeline.json")
-    plan = parse_json(_text_of(directory / "plan.json") or "")
+    _read_timeline(run, timeline)
+    plan = parse_json(plan_text or "")
     roles = plan.get("roles") if isinstance(plan, dict) else None
     run.services = isinstance(roles, dict) and bool(set(roles) - {"trainer"})
     return run
@@ -105,8 +107,7 @@ def masked(value: object, key: str = "") -> object:
     return "***" if _SECRET_NAME.search(key) else _SECRET_IN_ADDRESS.sub(r"\1***@", value)
 
 
-def _read_config(run: RunRecord, path: Path) -> None:
-    text = _text_of(path)
+def _read_config(run: RunRecord, text: str | None) -> None:
     if text is None:
         run.notes.append("There is no config.toml: the run was started from Python.")
         return
@@ -117,9 +118,9 @@ def _read_config(run: RunRecord, path: Path) -> None:
         run.notes.append(f"config.toml is not valid TOML ({error or 'too deep'}).")
 
 
-def _read_metrics(run: RunRecord, path: Path) -> None:
+def _read_metrics(run: RunRecord, text: str) -> None:
     num_damaged = 0
-    for line in filter(str.strip, (_text_of(path) or "").splitlines()):
+    for line in filter(str.strip, text.splitlines()):
         record = parse_json(line)
         if not isinstance(record, dict) or not is_number(record.get("step")):
             num_damaged += 1
@@ -137,8 +138,7 @@ def _read_metrics(run: RunRecord, path: Path) -> None:
         run.notes.append("There is no training record yet in metrics.jsonl: no curves.")
 
 
-def _read_summary(run: RunRecord, path: Path) -> None:
-    text = _text_of(path)
+def _read_summary(run: RunRecord, text: str | None) -> None:
     if text is None:
         run.notes.append("There is no summary.json: the run goes on, or was stopped. Numbers are its latest.")
     elif isinstance(summary := parse_json(text), dict):
@@ -151,8 +151,7 @@ def _read_summary(run: RunRecord, path: Path) -> None:
         run.notes.append("summary.json is damaged and left out.")
 
 
-def _read_timeline(run: RunRecord, path: Path) -> None:
-    text = _text_of(path)
+def _read_timeline(run: RunRecord, text: str | None) -> None:
     if text is None:
         run.notes.append("There is no timeline.json: no timeline.")
         return

@@ -231,29 +231,17 @@ def _table(status: RunStatus, width: int) -> Table:
 
 
 def _table_without(status: RunStatus, left_out: Collection[str]) -> Table:
-    totals = {name: _total(status["totals"], name) for name in COLUMNS}
+    totals = {**status["totals"], "incarnation": count(status["totals"]["restarts"])}
     names = [name for name in COLUMNS if name not in left_out]
     table = Table(show_footer=True)
     for name in names:
         is_text = name in ("role", "state")
-        table.add_column(name, totals[name], justify="left" if is_text else "right", no_wrap=True)
+        total = COLUMNS[name](totals) if name in SUMMED else ""
+        table.add_column(name, total, justify="left" if is_text else "right", no_wrap=True)
     for process in status["processes"]:
         style = "" if process["state"] == "running" else "bold red"
         table.add_row(*(COLUMNS[name](process) for name in names), style=style)
     return table
-
-
-def _total(totals: Mapping[str, object], name: str) -> str:
-    """The sum below a column, where it has one."""
-    shown: dict[str, Callable[[], str]] = {
-        "life": lambda: count(totals["restarts"]),
-        "samples/s": lambda: short(totals["samples_per_s"]),
-        "rows": lambda: short(totals["rows"]),
-        "memory": lambda: size(totals["rss_bytes"]),
-        "cores": lambda: _cores(totals["cpu_cores"]),
-        "lost": lambda: count(totals["lost_updates"]),
-    }
-    return shown[name]() if name in shown else ""
 
 
 def _staleness(process: Mapping[str, object]) -> str:
@@ -282,6 +270,8 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "busy": lambda process: percent(process["busy"]),
     "lost": lambda process: count(process["lost_updates"]),
 }
+SUMMED = ("life", "samples/s", "rows", "memory", "cores", "lost")
+"""Columns with a sum below them."""
 LEAST = ("cores", "up", "steps", "life", "queue", "rows", "lost", "staleness", "busy")
 """Columns that go first where there is no room; role, pid, state, samples/s and memory stay."""
 _WIDE = Console(width=1000)

@@ -15,23 +15,23 @@ from girih.errors import ConfigError
 Record = Mapping[str, object]
 _NOT_DRAWN = frozenset({"step", "examples", "epoch", "elapsed_s"})
 _MOST_PARAMS, _MOST_IN_PARAM = 100, 6000
-"""Limits of MLflow: parameters in a request, and characters of one."""
+"""Limits of MLflow: parameters in a request, and characters of a parameter."""
 
 
 @runtime_checkable
 class Callback(Protocol):
     """Receives every record of a run, in the trainer process of rank 0, between two steps.
 
-    A subclass overrides only the methods that it needs. An object of another class needs ``on_plan``, ``on_metrics``, ``on_evaluation``
-    and ``on_end``. An exception raised by a callback stops the run.
+    A subclass overrides only the methods that it needs. An object of another class needs ``on_plan``, ``on_metrics``,
+    ``on_evaluation`` and ``on_end``. An exception raised by a callback stops the run.
     """
 
     def on_config(self, options: Record) -> None:
-        """Receives the options of the config by dotted name, secrets masked, before all else. A trainer without a config has none."""
+        """Receives the config's options by dotted name, secrets masked, before everything else. Needs a config."""
         return
 
     def on_plan(self, plan: Record) -> None:
-        """Receives the plan, as ``plan.json`` has it, before training begins, and again where it goes on by another one, as a scaled run does."""
+        """Receives ``plan.json`` before training begins, and again if the plan changes, for example by scaling."""
         return
 
     def on_metrics(self, record: Record) -> None:
@@ -47,7 +47,7 @@ class Callback(Protocol):
         return
 
     def on_error(self, error: BaseException) -> None:
-        """Receives the exception that ended the run, in place of ``on_end``; calls ``on_end(None)`` unless overridden."""
+        """Receives the exception that ended the run, instead of ``on_end``. By default calls ``on_end(None)``."""
         self.on_end(None)
 
 
@@ -61,7 +61,7 @@ class _Tracker(Callback):
         self._options = options
 
     def on_evaluation(self, record: Record) -> None:
-        """Does the same with an evaluation line, whose numbers have the split in their names."""
+        """Handles an evaluation line in the same way. The names of its numbers have the split as prefix."""
         self.on_metrics(record)
 
 
@@ -69,7 +69,7 @@ class TensorBoard(_Tracker):
     """Writes training records as ``train/<name>`` and evaluations as ``<split>/<name>``, by step.
 
     Args:
-        directory: where the event files go; created if missing. A resumed run may use the directory of the
+        directory: for the event files; created if missing. A resumed run may use the directory of the
             stopped one: TensorBoard then hides the events written after the checkpoint.
 
     Raises:
@@ -90,7 +90,7 @@ class TensorBoard(_Tracker):
     def on_metrics(self, record: Record) -> None:
         """Writes the numbers of a line."""
         step = record["step"]
-        if self._writer is None:  # the first record tells from which step on older events are void
+        if self._writer is None:  # TensorBoard hides older events from the first record's step on
             self._writer = self._make_writer(str(self._directory), purge_step=step)
         for name, value in _numbers(record).items():
             self._writer.add_scalar(name, value, step)
@@ -103,16 +103,17 @@ class TensorBoard(_Tracker):
 
 
 class MLflow(_Tracker):
-    """Logs records to MLflow by step, as :class:`TensorBoard` names them (``@`` is ``_at_``), and final metrics as ``final/<name>``.
+    """Logs records to MLflow by step, named as in :class:`TensorBoard`; final metrics as ``final/<name>``.
 
-    They go to the run that is active, else to a new one, where ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri`` says. The options
-    of the config become parameters of the run. A run that goes on keeps the parameters that it has.
+    In names, ``@`` becomes ``_at_``. Records go to the active run, else to a new run, at ``MLFLOW_TRACKING_URI`` or ``mlflow.set_tracking_uri``. The options
+    of the config become parameters of the run. A resumed run keeps its parameters.
 
     Args:
-        params: more parameters, as ``{"lr": 0.1}``; they replace options of the same name.
+        params: more parameters, for example ``{"lr": 0.1}``; they replace options of the same name.
 
     Raises:
-        ConfigError: mlflow is not installed; from each method, MLflow refused what was logged, or its server does not answer.
+        ConfigError: mlflow is not installed. From each method: MLflow refused the values, or its server does not
+            answer.
     """
 
     def __init__(self, params: Record | None = None) -> None:
@@ -159,10 +160,10 @@ class MLflow(_Tracker):
 
 
 class WandB(_Tracker):
-    """Logs records to Weights & Biases by step, as :class:`TensorBoard` names them; final metrics go to the run's summary.
+    """Logs records to Weights & Biases by step, named as in :class:`TensorBoard`; final metrics to its summary.
 
-    They go to the run that is active as training begins, else to a new one with the ``options`` of ``wandb.init``. The options of
-    girih's config go to the run's config; those that it already has stay.
+    They go to the run that is active when training begins, else to a new run with the ``options`` of ``wandb.init``.
+    The options of girih's config are added to the run's config, except names that it already has.
 
     Raises:
         ConfigError: wandb is not installed.
@@ -204,7 +205,7 @@ def _imported(module: str, callback: str, package: str) -> ModuleType:
 
 
 def number_of(record: Record, name: str) -> float:
-    """A number that each record of its kind has."""
+    """Returns a number that each record of its kind has."""
     value = record[name]
     if not isinstance(value, int | float):
         raise TypeError(f"{name} = {value!r}: expected a number")
@@ -212,7 +213,7 @@ def number_of(record: Record, name: str) -> float:
 
 
 def _numbers(record: Record, prefix: str | None = None) -> dict[str, float]:
-    """The numbers of a record to draw, as ``prefix/name``; of a line of ``metrics.jsonl``, the prefix is its split, or ``train``."""
+    """Returns a record's numbers as ``prefix/name``. The default prefix is the split of the line, or ``train``."""
     return {
         f"{prefix or record.get('split', 'train')}/{name}": value
         for name, value in record.items()
@@ -221,7 +222,7 @@ def _numbers(record: Record, prefix: str | None = None) -> dict[str, float]:
 
 
 def _final_numbers(summary: Record) -> dict[str, float]:
-    """The numbers of a summary as ``final/name``, and those of each label as ``final/label/name``."""
+    """Returns the numbers of a summary as ``final/name``, and those of each label as ``final/label/name``."""
     numbers = _numbers(summary, "final")
     by_label = summary.get("by_label", {})
     for label, metrics in by_label.items() if isinstance(by_label, dict) else ():
@@ -230,5 +231,5 @@ def _final_numbers(summary: Record) -> dict[str, float]:
 
 
 def _mlflow_name(name: str) -> str:
-    """A name that MLflow accepts, with room to make it unique."""
+    """Returns a name that MLflow accepts, with room to make it unique."""
     return re.sub(r"[^\w.\- /]|^/|/(?=[/.]|$)", "_", name[:200].replace("@", "_at_"))

@@ -1,4 +1,4 @@
-"""The directory of a run: who may write there, and what lies where.
+"""The directory of a run: its lock, and the names of its files.
 
 config.toml  plan.json  metrics.jsonl  summary.json  timeline.json  report.html  trained
 checkpoints/step-00012000/
@@ -32,14 +32,14 @@ _FORM = struct.Struct("<qq")
 
 
 class TrainedMark:
-    """Examples trained on so far, and how many of them came twice; written in place, as often as wanted."""
+    """The number of examples trained on so far, and the number of repeated ones; written in place, at any time."""
 
     def __init__(self, path: Path) -> None:
         self._file: int | None = None
         self._path = path
 
     def write(self, examples: int, repeated: int) -> None:
-        """Replaces both numbers; they outlive the process, not the machine."""
+        """Replaces both numbers. They survive the process, but not the machine."""
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         os.pwrite(self._file, _FORM.pack(examples, repeated), 0)
@@ -52,11 +52,11 @@ class TrainedMark:
 
 
 def repeated_from(path: Path, examples: int, repeated: int) -> int:
-    """Examples that were trained on twice, once a run goes on from a checkpoint.
+    """Returns the number of examples that were trained on twice, when a run resumes from a checkpoint.
 
     Args:
-        path: of the mark that the run left.
-        examples, repeated: what the checkpoint says.
+        path: the mark that the run left.
+        examples, repeated: the numbers of the checkpoint.
     """
     try:
         with open_file(path) as file:
@@ -70,9 +70,9 @@ LOCK = ".lock"
 """Locked by the process that writes the run; holds its lease until the run ends by itself."""
 PROCESSES = "processes.json"
 PUBLISHED = "published.json"
-"""The name of the run to those who follow it."""
+"""The file with the name under which followers know the run."""
 TIERS = "tiers"
-"""The directory of files below memory, none of which has a name."""
+"""The directory of the files of lower tiers. These files have no names."""
 BEFORE_TRAINING = frozenset(
     {
         LOCK,
@@ -91,7 +91,7 @@ BEFORE_TRAINING = frozenset(
         PUBLISHED,
     }
 )
-"""All that a run may have written when it ends before its first record."""
+"""Everything that a run may have written before its first record."""
 
 
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
@@ -99,17 +99,17 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     Args:
         path: missing or empty, unless ``resume``.
-        resume: continue what lies there; nothing there is a fresh start.
+        resume: continue the run in the directory; an empty directory is a fresh start.
 
     Attributes:
         config: the configuration as it was run.
 
     Raises:
-        RunDirectoryError: it is taken, in use, not a local directory, or not writable.
+        RunDirectoryError: the directory is not empty, in use, not local, or not writable.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
-        if address := re.match(r"([a-z][a-z0-9+.-]+):/", str(path)):  # Path makes one slash of two
+        if address := re.match(r"([a-z][a-z0-9+.-]+):/", str(path)):  # Path turns two slashes into one
             raise RunDirectoryError(
                 f"{address[1]}://…: a run directory is local; name one, and set checkpoint.dir to an address like"
                 " this for checkpoints elsewhere"
@@ -122,7 +122,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             self._was_empty = not taken
             if taken and not resume:
                 if (path / LOCK).exists():
-                    _locked(path).close()  # a run that goes on there is the better reason
+                    _locked(path).close()  # a run in progress is the better reason
                 raise RunDirectoryError(
                     f"{path}: not empty (it holds {taken[0]}); name another --run directory, or add --resume"
                 )
@@ -148,7 +148,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        """Lets the directory go."""
+        """Releases the directory."""
         if not self._lock.closed:
             self._lock.truncate(0)
             self._lock.close()
@@ -159,18 +159,18 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.close()
 
     def _remove_left(self) -> None:
-        """Removes what a run left whose processes were all killed."""
+        """Removes leftovers of a run whose processes were all killed."""
         earlier = Lease.read(self._lock)
         if earlier is not None and earlier.is_of_this_machine and not earlier.lives:
             remove_segments(earlier.segments)
-        if earlier is None or not earlier.lives:  # else trainers begin anew beside processes that stayed
+        if earlier is None or not earlier.lives:  # else trainers restart next to processes that stayed
             forget(self.path)
             scale_requests.withdraw_stale(self.path)
         for file in (self.path / PROCESSES, *unfinished(self.path)):
             file.unlink(missing_ok=True)
 
     def _clear(self) -> None:
-        """After a mistake that was found before anything was trained, the directory is as it was before."""
+        """Restores the directory to its earlier state after a mistake that was found before training."""
         left = set(os.listdir(self.path))
         if not self._was_empty or not left <= BEFORE_TRAINING or _any_file(self.path / "checkpoints"):
             return
@@ -188,7 +188,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
 
 def read_summary(run: Path) -> dict[str, Any] | None:
-    """The summary of a finished run; None while there is none.
+    """Returns the summary of a finished run; None if there is none.
 
     Raises:
         RunDirectoryError: it is damaged.
@@ -196,7 +196,7 @@ def read_summary(run: Path) -> dict[str, Any] | None:
     file = run / "summary.json"
     if not os.path.lexists(file):
         return None
-    fix = "delete it, and train with --resume to have it written again"
+    fix = "delete it, and train with --resume to write it again"
     with open_file(file, kind=RunDirectoryError) as opened, refusing(file, fix, RunDirectoryError):
         summary: dict[str, Any] = build(dict[str, Any], parse(opened.read()), "")
         options.integer("checkpoint_step", summary["checkpoint_step"], 0)
@@ -204,10 +204,10 @@ def read_summary(run: Path) -> dict[str, Any] | None:
 
 
 def _locked(path: Path) -> IO[str]:
-    """The lock of a directory, which no other run has.
+    """Locks a directory, which no other run may hold.
 
     Raises:
-        RunDirectoryError: a live run has it; names its process.
+        RunDirectoryError: a live run holds it; names its process.
     """
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -223,7 +223,7 @@ def _locked(path: Path) -> IO[str]:
         pass
     lock.close()
     if lease is not None and lease.is_of_this_machine and not lease.lives:
-        raise RunDirectoryError(f"{path}: what {lease} started is ending; try again in ten seconds")
+        raise RunDirectoryError(f"{path}: processes of {lease} are still ending; try again in ten seconds")
     who = "another process" if lease is None else str(lease)
     raise RunDirectoryError(f"{path}: {who} is writing this run; wait for it or stop it")
 
@@ -233,5 +233,5 @@ def _any_file(directory: Path) -> bool:
 
 
 def remove_summary(run: Path) -> None:
-    """Takes away the summary of a run that goes on: it no longer tells how the run ended."""
+    """Removes the summary of a run that continues, because it no longer describes the end of the run."""
     (run / "summary.json").unlink(missing_ok=True)

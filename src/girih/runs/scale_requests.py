@@ -1,9 +1,9 @@
-"""Requests to scale a run, and what became of them: files in its directory.
+"""Requests to scale a run, and their outcomes: files in its directory.
 
-``scale.json`` is there while a scaling is asked for or under way, so there is one at a time. ``scaled.jsonl`` has a line for
-each that is over; nobody needs a connection to the run, nor its secret, to ask for one.
+``scale.json`` exists while a scaling is requested or in progress, so there is one at a time. ``scaled.jsonl`` has a
+line for each finished scaling. A request needs no connection to the run, and not its secret.
 
-Neither torch nor numpy is imported here.
+This module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class ScaleRequest:
     """A request to scale a run.
 
     Attributes:
-        counts: role → processes that are wanted.
-        asked_s: when it was asked for, in seconds since 1970.
-        why: the reason, where the run itself asked for it; "" where a user did.
-        begun: what was known when training paused for it; None until then. ``step``, ``paused_s`` (since 1970), ``before``
-            (role → processes) and ``lease``: the process that has the run, where it can be told from here.
+        counts: role → wanted number of processes.
+        asked_s: the time of the request, in seconds since 1970.
+        why: the reason, if the run itself made the request; "" for a user's request.
+        begun: the facts when training paused for it; None until then. ``step``, ``paused_s`` (since 1970), ``before``
+            (role → processes) and ``lease``: the process that owns the run, if known.
     """
 
     name: str
@@ -49,21 +49,21 @@ class ScaleRequest:
 
     @property
     def keeper(self) -> Lease | None:
-        """The process that has the run while trainers begin anew, when nobody else does; None where it is not known."""
+        """The process that owns the run while trainers restart and nobody else holds it; None if it is not known."""
         return Lease.of((self.begun or {}).get("lease"))
 
 
 def ask(run: Path, counts: Mapping[str, int], why: str = "") -> ScaleRequest:
-    """Asks for a scaling.
+    """Requests a scaling.
 
     Raises:
-        RunDirectoryError: one is under way.
+        RunDirectoryError: a scaling is in progress.
     """
     request = ScaleRequest(name=secrets.token_hex(8), counts=dict(counts), asked_s=time.time(), why=why)
     draft = run / f".{REQUEST}.{request.name}"
     draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
     try:
-        os.link(draft, run / REQUEST)  # whole, or not at all where there is one
+        os.link(draft, run / REQUEST)  # atomic; fails if there is a request
     except FileExistsError:
         raise RunDirectoryError(f"{run}: another scaling is under way; wait for it, then ask again") from None
     finally:
@@ -72,7 +72,7 @@ def ask(run: Path, counts: Mapping[str, int], why: str = "") -> ScaleRequest:
 
 
 def pending(run: Path) -> ScaleRequest | None:
-    """The request that is to be done, or being done; None where there is none."""
+    """Returns the request that is waiting or in progress; None if there is none."""
     file = run / REQUEST
     with (
         contextlib.suppress(MissingFileError),
@@ -91,7 +91,7 @@ def pending(run: Path) -> ScaleRequest | None:
 def begin(
     run: Path, request: ScaleRequest, step: int, before: Mapping[str, int], keeper: Lease | None = None
 ) -> ScaleRequest:
-    """Notes that training has paused for a request."""
+    """Records that training has paused for a request."""
     lease = None if keeper is None else asdict(keeper)
     facts = {"step": step, "paused_s": time.time(), "before": dict(before), "lease": lease}
     begun = replace(request, begun=facts)
@@ -100,13 +100,13 @@ def begin(
 
 
 def fail(run: Path, request: ScaleRequest, why: str) -> None:
-    """Notes why a scaling that was begun comes to nothing, as is told once training goes on."""
+    """Records why a begun scaling failed. It is reported when training continues."""
     begun = {**(request.begun or {}), "failed": why}
     write_whole(run / REQUEST, json.dumps(asdict(replace(request, begun=begun))))
 
 
 def end(run: Path, request: ScaleRequest) -> dict[str, Any]:
-    """Notes that a scaling is done, from when training may go on; returns what :func:`outcome` will."""
+    """Records that a scaling is done, so that training may continue. Returns the later result of :func:`outcome`."""
     begun, now = request.begun or {}, time.time()
     return _record_outcome(
         run,
@@ -121,17 +121,17 @@ def end(run: Path, request: ScaleRequest) -> dict[str, Any]:
 
 
 def refuse(run: Path, request: ScaleRequest, why: str) -> None:
-    """Notes that nothing was, or will be, scaled."""
+    """Records that a request was refused, and nothing is scaled."""
     _record_outcome(run, request, refused=why)
 
 
 def withdraw(run: Path) -> None:
-    """Takes back what nobody will do any more."""
+    """Withdraws a request that nobody will do any more."""
     (run / REQUEST).unlink(missing_ok=True)
 
 
 def withdraw_stale(run: Path) -> None:
-    """Takes back what was asked of a run that is over, unless its processes are only beginning anew."""
+    """Withdraws the request to a run that is over, unless its processes are only restarting."""
     with contextlib.suppress(RunDirectoryError):
         request = pending(run)
         if request is not None and request.begun and (request.keeper is None or request.keeper.lives):
@@ -140,13 +140,16 @@ def withdraw_stale(run: Path) -> None:
 
 
 def outcome(run: Path, request: ScaleRequest) -> dict[str, object] | None:
-    """The outcome of a request; None while there is none. ``refused`` says why nothing was scaled, else ``step``, ``roles`` (role →
-    processes before and after), ``paused_s``, ``seconds`` since it was asked for, ``at_s``, since 1970, and ``why``."""
+    """Returns the outcome of a request; None if there is none yet.
+
+    ``refused`` says why nothing was scaled. Otherwise it has ``step``, ``roles`` (role → processes before and after),
+    ``paused_s``, ``seconds`` since the request, ``at_s`` (since 1970), and ``why``.
+    """
     return next((line for line in reversed(_lines(run)) if line["name"] == request.name), None)
 
 
 def history(run: Path) -> list[dict[str, object]]:
-    """All scalings of a run, the earliest first, by :func:`outcome`, those left out that were refused."""
+    """Returns the outcomes of all scalings of a run, earliest first, without refused ones."""
     done = [line for line in _lines(run) if "refused" not in line]
     return [{key: value for key, value in line.items() if key != "name"} for line in done]
 
@@ -161,17 +164,17 @@ def _lines(run: Path) -> list[dict[str, object]]:
     lines = []
     with contextlib.suppress(MissingFileError), open_file(run / OUTCOMES, kind=RunDirectoryError) as file:
         for line in file:
-            with contextlib.suppress(ValueError):  # one that was cut off
+            with contextlib.suppress(ValueError):  # a line that was cut off
                 lines.append(parse(line))
     return [each for each in lines if isinstance(each, dict) and "name" in each]
 
 
 class ScaleStage(StrEnum):
-    """Stages of a scaling that the launcher is to know of."""
+    """Stages of a scaling that the launcher must know."""
 
     MOVING = "moving"
-    """Rows lie in the last checkpoint alone: trainers that come back find none in embedding servers."""
+    """Rows are only in the last checkpoint: restarted trainers find none in embedding servers."""
     DONE = "done"
-    """All processes are there, with their rows."""
+    """All processes exist, with their rows."""
     RESTART = "anew"
     """Trainers end with a checkpoint, and all processes restart."""

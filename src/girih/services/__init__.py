@@ -1,1 +1,1 @@
-"""The processes beside trainers: loaders, embedding workers, embedding servers, group servers, dense servers."""
+"""The processes besides trainers: loaders, embedding workers, embedding servers, group servers, dense servers."""

@@ -1,8 +1,8 @@
-"""A dense server: averages its range of the parameters of all replicas, beside their training (HT §2.2, ShadowSync).
+"""A dense server: averages its range of the parameters of all replicas while they train (HT §2.2, ShadowSync).
 
-Requests are done one after the other. A round of an algorithm that takes all replicas together is done once all are there; who
-waits for it is the thread of a replica that does nothing else. Where replicas have left, there is no round: those that wait
-are answered that they stay as they are, since the mean of some is not that of all.
+It does requests one after the other. Some algorithms need all replicas in a round. Such a round runs when all have
+come. Only a thread of each replica waits, which does nothing else. If a replica has left, there is no round: the others
+keep their parameters. A mean of some replicas is not the mean of all.
 
 Shapes: P numbers of the range.
 """
@@ -24,7 +24,7 @@ from girih.hierarchical.averaging import BY_NAME, Averaging, DenseVerb
 
 
 class _Vector:
-    """A range of parameters that are averaged together: what waits for its rounds and meetings.
+    """A range of parameters that are averaged together, with its waiting requests.
 
     Attributes:
         size: P; None before it is known.
@@ -38,11 +38,11 @@ class _Vector:
 
 @dataclass(kw_only=True)
 class DenseServer(Service):
-    """One server of several.
+    """One of several dense servers.
 
     Attributes:
-        num_replicas: those that average.
-        averaging: name of the algorithm. rate: its elastic rate; None takes the algorithm's own.
+        num_replicas: the replicas that are averaged.
+        averaging: name of the algorithm. rate: its elastic rate; None takes the algorithm's default.
     """
 
     name = RoleName.DENSE_SERVER
@@ -127,7 +127,7 @@ class DenseServer(Service):
                 peer.reply((), (model, mean))
 
     def _called(self, request: Request) -> tuple[int, int]:
-        """The replica that asks, and the number of the vector."""
+        """Returns the replica that asks, and the number of the vector."""
         replica, number = request.frame.fields
         if not 0 <= replica < self.num_replicas:
             raise WireError(f"replica {replica}; expected 0 to {self.num_replicas - 1}")
@@ -136,12 +136,12 @@ class DenseServer(Service):
     def _begun(self, number: int) -> _Vector:
         vector = self._vectors.get(number)
         if vector is None or vector.size is None:
-            raise WireError(f"vector {number} was not begun here")
+            raise WireError(f"vector {number} was not begun on this server")
         return vector
 
 
 def _check(request: Request, vector: _Vector | None, num_arrays: int) -> None:
-    """Refuses arrays that others could not be averaged with, before anybody waits for them."""
+    """Refuses arrays that cannot be averaged with the others, before anybody waits for them."""
     arrays = request.frame.arrays
     size = None if vector is None else vector.size
     bad = len(arrays) != num_arrays or any(array.dtype != np.float32 or array.ndim != 1 for array in arrays)
@@ -154,9 +154,10 @@ def _check(request: Request, vector: _Vector | None, num_arrays: int) -> None:
 
 @contextmanager
 def _failing(requests: Sequence[Request]) -> Iterator[None]:
-    """Answers all requests by what goes wrong with one of them, since all wait.
+    """Fails all requests if an error occurs, because all of them wait.
 
-    Numbers that are not finite stay so, as in training: a warning of numpy that somebody has raised would leave a round half done.
+    Numbers that are not finite stay, as in training. numpy's warnings are off: one raised as an error would leave a
+    round half done.
     """
     try:
         with np.errstate(all="ignore"):

@@ -1,15 +1,15 @@
-"""An embedding server: shards that workers ask for rows and give gradients (Persia §4.1 step 7, §4.2.2).
+"""An embedding server: shards whose rows workers read and update (Persia §4.1 step 7, §4.2.2).
 
-Requests are done one after the other, each by the threads of all shards. What was read is remembered until its
-gradients come, so that they need no keys.
+It does requests one after the other, each with the threads of all shards. It remembers the keys that were read until
+their gradients come, so that gradients need no keys.
 
-One that was killed comes back with its shards, in shared memory, and without what it remembered: reads that were not
-answered are asked for again, and gradients of such as were come again with their keys. In each shard a push has a lane and a
-number, by which it is applied once (Persia §4.2.4; :mod:`girih.store.memory.pushes`). What was read is remembered by trainer and batch, not
-by who asked: a worker that was killed comes back as another client.
+A killed server restarts with its shards, in shared memory, but without the remembered keys. Workers repeat unanswered
+reads, and resend gradients together with their keys. In each shard a push has a lane and a number, so it is applied
+once (Persia §4.2.4; :mod:`girih.store.memory.pushes`). Reads are remembered by trainer and batch, not by client,
+because a restarted worker is another client.
 
-Of trainers in step, the gradients of one step are collected from all of them and their sum is applied once, as in one
-process: what is read ahead is older, but every step moves each row once.
+For trainers in step, the server collects the gradients of one step from all trainers and applies their sum once, as in
+one process. Rows that are read ahead are older, but every step moves each row once.
 
 Shapes: G groups, K keys, T tables, W columns of a row.
 """
@@ -65,22 +65,24 @@ class _OpenRead:
 
 
 _Reads = tuple[list[_OpenRead], int | None]
-"""The rows that a request read from each group, and how many updates were applied before; None: in another life of this server."""
+"""The rows that a request read per group, and the number of updates before; None if an earlier incarnation read them."""
 _Part = tuple[Request, _Reads]
-"""A trainer's request with the gradients of a step, or to drop it; and what it read for them."""
+"""A trainer's request with the gradients of a step, or to drop the step; and the rows that it read before."""
 
 
 @dataclass(kw_only=True)
 class EmbeddingServer(Service):
-    """One server of several, with as many shards of every table as each other; files are written beside the requests.
+    """One of several embedding servers, each with the same number of shards of every table.
+
+    It writes files while it answers requests.
 
     Attributes:
-        num_senders: how many number their pushes by themselves, so that those sent again are applied once; None where nothing
-            is sent again.
+        num_senders: senders that number their pushes, so that a resent push is applied once; None if nothing is resent.
         recovery_note: see :class:`Service`.
-        num_contributors: how many trainers' gradients of a step are applied as one; 1 applies each as it comes.
-        segment: begins the names of shared memory: shards lie there, unless ``[store]`` says otherwise. None keeps
-            them private to the process.
+        num_contributors: trainers whose gradients of a step are applied as one; 1 applies each trainer's gradients at
+            once.
+        segment: prefix of the names of shared memory, which holds the shards unless ``[store]`` says otherwise. None
+            keeps the shards private to the process.
     """
 
     name = RoleName.EMBEDDING_SERVER
@@ -95,7 +97,7 @@ class EmbeddingServer(Service):
     def open(self, closing: ExitStack) -> None:
         """See :class:`Service`."""
         segment = None if self.segment is None else f"{self.segment}-{self.index}"
-        if segment is not None and not self.incarnation:  # one that was killed as it began may have made some
+        if segment is not None and not self.incarnation:  # left by a process killed at its start
             remove_segments(f"{segment}-")
         self._shards = LocalShards(
             self.spec.groups(),
@@ -113,7 +115,7 @@ class EmbeddingServer(Service):
         self._reads: dict[tuple[int, int], _Reads] = {}  # by trainer and number
         self._num_updates = 0  # of all trainers
         self._done: defaultdict[int, DoneBatches] = defaultdict(DoneBatches)  # of each trainer
-        # of each turn, by trainer
+        # by turn
         self._turns: defaultdict[int, Meeting[_Part]] = defaultdict(lambda: Meeting(self.num_contributors))
         self._num_lost, self._last_step = 0, 0
         self._saves: dict[str, ShardsSave | SegmentRows] = {}  # begun and not ended
@@ -123,7 +125,7 @@ class EmbeddingServer(Service):
         super().open(closing)
 
     def handle(self, request: Request) -> None:
-        """Takes a request in."""
+        """Accepts a request."""
         if request.frame.kind == SparseVerb.WRITE:
             self._writing.submit(attempt, request, partial(self._finish, "save", request))
         elif request.frame.kind == SparseVerb.SEND:
@@ -157,7 +159,7 @@ class EmbeddingServer(Service):
         request.reply((staleness,), (*values, *absent))
 
     def _check_keys(self, request: Request, number: int) -> None:
-        """Refuses what are no keys of all groups, before rows of one are made."""
+        """Checks that all groups have valid keys, before any rows are created."""
         arrays = request.frame.arrays
         if len(arrays) != 3 * len(self._readers) or number < 0:
             raise WireError(
@@ -171,10 +173,10 @@ class EmbeddingServer(Service):
             KeysOfAll.of(keys, counts, lengths[None, :])
 
     def on_update(self, request: Request) -> None:
-        """Takes one trainer's gradients of a step, or word that it drops it; applies a turn's once all are here."""
+        """Takes one trainer's gradients of a step, or its drop. Applies the turn when all trainers' parts are here."""
         sample, trainer, number, turn = request.frame.fields[:4]
         key = trainer, number
-        no_reads: _Reads = ([], None)  # as is read for a batch that is dropped
+        no_reads: _Reads = ([], None)  # a dropped batch has read nothing
         reads = self._reads.get(key, no_reads)
         if turn == NO_TURN or self._was_applied(trainer, turn):
             self._reads.pop(key, None)
@@ -185,7 +187,7 @@ class EmbeddingServer(Service):
             if reads is no_reads:
                 if self.num_senders is None:
                     raise WireError(
-                        f"gradients of sample {sample}, whose rows this server has not read for its sender"
+                        f"gradients of sample {sample}: this server has not read its rows for the sender"
                     )
                 if len(request.frame.arrays) == len(self._readers):
                     request.reply((KEYS_MISSING,))
@@ -200,7 +202,7 @@ class EmbeddingServer(Service):
     on_drop = on_update
 
     def _reads_sent_with(self, request: Request) -> _Reads:
-        """The keys that gradients came with, whose rows were read in an earlier life of this server."""
+        """Returns the keys that came with gradients, after an earlier incarnation read the rows."""
         reads, arrays = [], request.frame.arrays[len(self._readers) :]
         for g, reader in enumerate(self._readers):
             lengths, keys = arrays[2 * g : 2 * g + 2]
@@ -218,12 +220,12 @@ class EmbeddingServer(Service):
         return None if self.num_senders is None else push_of(self.num_senders, trainer, turn)
 
     def _was_applied(self, trainer: int, turn: int) -> bool:
-        """Whether a turn was ended before this part of it came, again."""
+        """Returns whether a turn ended before this part of it was resent."""
         push = self._push_of(trainer, turn)
         return push is not None and self._shards.have_applied(push)
 
     def _check(self, request: Request, reads: _Reads) -> None:
-        """Refuses what are no gradients of what was read, before anybody waits for them."""
+        """Refuses gradients that do not fit the rows that were read, before anybody waits for them."""
         *_, step, lr_scale = request.frame.fields
         scale = as_float(lr_scale)
         if len(request.frame.fields) != 6 or not 1 <= step <= LAST_STEP or not 0.0 <= scale < math.inf:
@@ -239,7 +241,7 @@ class EmbeddingServer(Service):
                 )
 
     def _apply_turn(self, parts: Sequence[_Part]) -> None:
-        """Applies what trainers did in a turn, in their order."""
+        """Applies the parts of a turn, in the order of trainers."""
         _, trainer, _, turn = parts[0][0].frame.fields[:4]
         updates = [part for part in parts if part[0].frame.kind == SparseVerb.UPDATE]
         try:
@@ -289,13 +291,13 @@ class EmbeddingServer(Service):
             self._shards.note_push(push)
 
     def on_reset(self, request: Request) -> None:
-        """Drops what trainers that are gone have read, and their part of steps that others never ended."""
+        """Drops the reads of trainers that are gone, and the incomplete turns."""
         self._num_lost += len(self._reads) + sum(len(turn.waiting) for turn in self._turns.values())
         self._reads.clear()
         self._turns.clear()
         self._done.clear()
         self._shards.forget_pushes()
-        self._writing.submit(int).result()  # one that is being written, which nobody will complete
+        self._writing.submit(int).result()  # waits for the write in progress, which nobody will complete
         for name in list(self._saves):
             self._end_save(name)
         request.reply((self._num_lost, self._last_step))
@@ -307,7 +309,7 @@ class EmbeddingServer(Service):
 
     def on_save(self, request: Request) -> None:
         """See :class:`SparseVerb`."""
-        self._end_save("save")  # of whoever did not hear that it began
+        self._end_save("save")  # a client that did not learn that it began may have left it
         whole = self._saves.get(_segment_name(is_whole=True))
         if whole is not None and not isinstance(whole, ShardsSave):
             whole.wait_copied()
@@ -332,7 +334,7 @@ class EmbeddingServer(Service):
         """Writes a save that was begun, or drops it."""
         save, must_write = self._saves.get(name), request.frame.fields[-1]
         if save is None and must_write:
-            raise Lost(f"the rows as they were when this {name} began are gone: their server came back since")
+            raise Lost(f"the rows of the moment when this {name} began are gone: their server restarted")
         try:
             parts: Parts = save.write() if save is not None and must_write else {}
         finally:

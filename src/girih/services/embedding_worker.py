@@ -1,8 +1,10 @@
-"""An embedding worker: keeps ids until a trainer asks for them, gets rows from the servers and makes bags of them;
-turns gradients of bags into gradients of rows and puts them to the servers (Persia §4.1 steps 1, 4 and 7, §4.2.1).
+"""An embedding worker: keeps ids, makes bags of rows, and sends gradients to servers (Persia §4.1 steps 1, 4 and 7).
 
-One that was killed comes back with nothing: ids that it kept are sent by their loader again when a trainer finds them missing, and gradients
-by the trainer, under the same number. Servers that have applied them skip them.
+It keeps ids until a trainer asks for them, gets rows from the servers and pools them. It turns gradients of bags into
+gradients of rows and sends these to the servers (§4.2.1).
+
+A killed worker restarts empty. When a trainer finds ids missing, their loader resends them, and the trainer resends
+gradients, under the same number. Servers skip gradients that they have already applied.
 
 Shapes: B examples, G groups, U unique keys of a group, S servers, W columns of a row.
 """
@@ -37,16 +39,15 @@ from girih.sparse.spec import SparseSpec
 from girih.store.spec import LAST_STEP
 
 LIFE_BITS = 40
-"""Samples are numbered by life, so that those of an earlier one are known."""
+"""Sample numbers begin with the incarnation, so that samples of earlier incarnations are recognized."""
 
 
 @dataclass
 class _KeptIds:
-    """The ids of one trainer's share, and what became of them.
+    """The ids of one trainer's share, and their routed keys.
 
     Attributes:
-        source: the pass of a loader that they are from, the trainer they are for, and which of its shares they are; None
-            once they are pulled.
+        source: the loader's pass, the trainer, and the number of the share; None once they are pulled.
     """
 
     batch: Batch
@@ -54,20 +55,20 @@ class _KeptIds:
     asked: list[RoutedKeys] = field(default_factory=list)
 
     def keys_of(self, server: int) -> list[NDArray[Any]]:
-        """The keys of one server: lengths and keys of each group."""
+        """Returns the keys of one server: lengths and keys of each group."""
         return [part for asked in self.asked for part in asked.of_place(server)[:2]]
 
 
 @dataclass(kw_only=True)
 class EmbeddingWorker(Service):
-    """One worker of several.
+    """One of several embedding workers.
 
     Attributes:
-        servers: where the embedding servers listen.
+        servers: addresses of the embedding servers.
         shards_each: shards of one server.
-        registry: where a server that came back is found.
-        resends: whether what one did not answer, or another life of this worker had read, is sent again.
-        prefetch: whether unique keys are found and routed as soon as ids come, and not when a trainer asks for them.
+        registry: has the new address of a restarted server.
+        resends: True resends requests that a server lost, and finds keys again that this worker lost in a restart.
+        prefetch: True finds and routes unique keys as soon as ids come, not when a trainer asks for them.
     """
 
     name = RoleName.EMBEDDING_WORKER
@@ -115,7 +116,7 @@ class EmbeddingWorker(Service):
         """See :class:`SparseVerb`."""
         of_pass, trainer, taken = request.frame.fields
         for number, sample in list(self._samples.items()):
-            # one that was taken may have its request to pull still on the way
+            # the request to pull a taken sample may still be on its way
             if (
                 sample.source is not None
                 and sample.source[:2] == (of_pass, trainer)
@@ -141,7 +142,7 @@ class EmbeddingWorker(Service):
         self._ask(request, _KeptIds(self._batch(request), None), (0, 0, 0, 0, 0, 0))
 
     def _ask(self, request: Request, sample: _KeptIds, fields: tuple[int, ...]) -> None:
-        """Asks all servers; their rows are pooled once all have come."""
+        """Asks all servers, and pools their rows when all have come."""
         self._find_keys(sample)
         parts = [
             [part for asked in sample.asked for part in asked.of_place(server)]
@@ -151,7 +152,7 @@ class EmbeddingWorker(Service):
         self._call_all(SparseVerb.LOOKUP, fields, parts, request, partial(self._pool_rows, request, sample))
 
     def _find_keys(self, sample: _KeptIds) -> None:
-        """Finds and routes the unique keys of a batch, unless that is done."""
+        """Finds and routes the unique keys of a batch, once."""
         if not sample.asked:
             with self.stats.spans("dedup"):
                 sample.asked = [router.ask(sample.batch) for router in self._routers]
@@ -167,7 +168,7 @@ class EmbeddingWorker(Service):
                 take = None if self.codec.float16_embeddings else request.buffer
                 outputs += router.bags.pool(rows, asked.keys, sample.batch, take)
                 absent = [array for frame in frames for array in frame.arrays[len(self._groups) + g :][:1]]
-                if absent:  # in evaluations
+                if absent:  # only in evaluations
                     inverse = asked.keys.inverse
                     self._features.add_evaluation(sample.batch, router.group, inverse, np.concatenate(absent))
             packed = self.codec.pack_embeddings(outputs)
@@ -179,7 +180,7 @@ class EmbeddingWorker(Service):
         """See :class:`SparseVerb`."""
         number, _, _, _, _, _ = request.frame.fields
         sample = self._kept(number)
-        self._find_keys(sample)  # its rows were read in an earlier life, if not in this one
+        self._find_keys(sample)  # an earlier incarnation may have read the rows
         parts: list[list[NDArray[Any]]] = [[] for _ in self._clients]
         with self.stats.spans("scatter"):
             gradients = by_group(self._groups, self.codec.unpack_gradients(request.frame.arrays))
@@ -214,14 +215,14 @@ class EmbeddingWorker(Service):
         self._call_all(SparseVerb.DROP, fields, no_arrays, request, lambda _: request.reply())
 
     def _kept(self, number: int) -> _KeptIds:
-        """A sample that is here.
+        """Returns a sample that is kept.
 
         Raises:
-            Lost: an earlier life of this worker had it.
+            Lost: an earlier incarnation of this worker had it.
         """
         sample = self._samples.get(number)
         if sample is None and self._was_lost(number):
-            raise Lost(f"sample {number} was kept by an earlier life of this worker")
+            raise Lost(f"sample {number} was kept by this worker before its restart")
         if sample is None:
             raise GirihError(
                 f"sample {number} is not kept here; it was forgotten, is pushed already, or is another worker's"
@@ -229,7 +230,7 @@ class EmbeddingWorker(Service):
         return sample
 
     def _was_lost(self, number: int) -> bool:
-        """Whether a number was given by an earlier life of this worker."""
+        """Returns whether an earlier incarnation of this worker gave the number."""
         return 0 < number < self.incarnation << LIFE_BITS
 
     def snapshot(self, *, spans: bool) -> object:
@@ -246,15 +247,15 @@ class EmbeddingWorker(Service):
         done: Callable[[list[Frame]], None],
         keys: Callable[[int], Sequence[NDArray[Any]]] | None = None,
     ) -> None:
-        """Asks every server, with arrays of its own; ``done`` gets their answers, in this worker's thread.
+        """Asks every server, each with separate arrays. ``done`` gets their answers, in this worker's thread.
 
-        One that came back before it answered is asked again.
+        If a server restarted before it answered, it is asked again.
 
         Args:
-            keys: of a server that may miss them when it came back, what is sent again beside the arrays.
+            keys: returns the keys of a server, to resend after its restart together with the arrays.
         """
         replies: dict[int, Reply] = {}
-        num_answers = count(1)  # the next of which is one operation, that no thread interrupts
+        num_answers = count(1)  # next() is one operation, which no thread interrupts
 
         def ask(server: int, more: Sequence[NDArray[Any]] = ()) -> None:
             reply = self._clients[server].call(verb, fields, (*arrays[server], *more))
@@ -273,7 +274,7 @@ class EmbeddingWorker(Service):
 
 
 def _is_to_come_again(verb: SparseVerb, reply: Reply) -> bool:
-    """Whether a request was lost with an earlier life of a server, or cannot be done in this one without its keys."""
+    """Returns whether a request must be resent: a server's restart lost it, or lost the keys that it needs."""
     error = reply.exception()
     if error is not None:
         return isinstance(error, Lost)
@@ -281,7 +282,7 @@ def _is_to_come_again(verb: SparseVerb, reply: Reply) -> bool:
 
 
 def _check_gradients(gradients: Gradients, group: Group, batch: Batch) -> None:
-    """Refuses gradients that are not of the outputs of a group."""
+    """Refuses gradients that do not fit the outputs of a group."""
     for gradient, output in zip(gradients, group.outputs, strict=True):
         if gradient is not None:
             *shape, width = output.shape_in(batch)

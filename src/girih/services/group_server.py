@@ -1,7 +1,7 @@
-"""A group server: parts of the dense net, which the nets of all trainers of a group run and move (HT §3.1).
+"""A group server: parts of the dense net, which the nets of all trainers of a group run and update (HT §3.1).
 
-Requests are done side by side, by as many threads as there are nets: torch's operators leave the interpreter to others
-while they compute. So the servers of a group work on different batches at once (pipeline parallelism, HT §3.1.2).
+One thread per net does requests at the same time: torch's operators release the interpreter while they compute. So the
+servers of a group work on different batches at once (pipeline parallelism, HT §3.1.2).
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from girih.kernels.cpu import ahead
 from girih.telemetry.busy import waiting
 
 PATIENCE_S = 40.0
-"""The work that a trainer left is kept so long while there is no connection to it: as long as it tries to connect again."""
+"""The time for which a disconnected trainer's work is kept: as long as the trainer tries to reconnect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragedWith:
-    """The averaging of a server's parameters with those that the same server of other groups has.
+    """The averaging of a server's parameters with those of the same server of other groups.
 
     Attributes:
-        servers: where the dense servers listen.
-        group: the number of this server's. place: the server's number in it.
-        every_steps: writes of all nets from one round to the next.
-        trainers: of the group.
+        servers: addresses of the dense servers.
+        group: the number of this server's group. place: the server's number in the group.
+        every_steps: writes of all nets between two rounds.
+        trainers: number of trainers of the group.
     """
 
     servers: Sequence[str]
@@ -71,16 +71,17 @@ class AveragedWith:
 
 @dataclass(kw_only=True)
 class GroupServer(Service):
-    """One server of a group, whose requests are done side by side.
+    """One server of a group, which does several requests at the same time.
 
     Attributes:
-        parts: those that it holds, with their initial weights.
-        recipe: of the optimizer of the whole model.
-        num_nets: nets of all trainers of the group, which may ask at once.
+        parts: its parts, with their initial weights.
+        recipe: the optimizer of the whole model.
+        num_nets: nets of all trainers of the group, which may ask at the same time.
         precision, forward: see :class:`girih.dense.half.DenseSpec`.
-        wire: how training steps write tensors.
-        averaging: None where there is one group.
-        seed: of dropout here, from the start of the process on, unless LOAD_EXTRA_STATE brings the state of an earlier one.
+        wire: the codecs of tensors in training steps.
+        averaging: None for a single group.
+        seed: the seed of dropout here, from the start of the process, unless LOAD_EXTRA_STATE restores an earlier
+            state.
         patience_s: see ``PATIENCE_S``.
     """
 
@@ -100,7 +101,7 @@ class GroupServer(Service):
         """See :class:`Service`."""
         process_settings.defer_dynamo()
         if self.wire.packs:
-            ahead.make_ready(ahead.packing_tensors())  # on a machine that no trainer is on
+            ahead.make_ready(ahead.packing_tensors())  # no trainer here may have compiled them
         torch.manual_seed(self.seed)
         keep_freed_memory()
         super().run(ready, stop)
@@ -110,12 +111,12 @@ class GroupServer(Service):
         self.num_threads, self.share = max(2, self.num_nets), 1 / self.num_nets
         self._names = [part.name for part in self.parts]
         self._drawing = frozenset(number for number, part in enumerate(self.parts) if draws(part.module))
-        # of client and net: whether its last draw is done
+        # by client and net: set when its last draw is done
         self._drawn: dict[tuple[int, int], threading.Event] = {}
         self._live_parts = LiveParts(self.parts, self.recipe, averaged=self.averaging is not None)
         # trainers that make no step before the next meeting
         self._leaving = Meeting[None](1 if self.averaging is None else self.averaging.trainers)
-        self._lock = threading.Lock()  # of those
+        self._lock = threading.Lock()  # guards ``_leaving``
         self._arithmetic = partial(
             arithmetic, torch.device("cpu"), precision=self.precision, forward=self.forward
         )
@@ -134,10 +135,10 @@ class GroupServer(Service):
             self._shadow = Shadow(
                 self._live_parts.moving(), servers, its.group, its.every_steps, self.stats, its.place
             )
-            closing.callback(self._shadow.close)  # before threads that wait for it
+            closing.callback(self._shadow.close)  # closed before the threads that wait for it
 
     def handle(self, request: Request) -> None:
-        """Takes a request in; training passes of one net that draw random numbers do so in the order in which they came."""
+        """Accepts a request. Training passes of one net that draw random numbers run in the order of arrival."""
         if request.frame.kind == GroupVerb.FORWARD and self._drawing:
             net, _, _, part, train = request.frame.fields
             if train and part in self._drawing:
@@ -150,7 +151,7 @@ class GroupServer(Service):
     def _forward_in_turn(
         self, request: Request, before: threading.Event | None, done: threading.Event
     ) -> None:
-        """A forward pass after another one: else no run would be like another."""
+        """Runs a forward pass after the previous one of its net, so that runs are reproducible."""
         if before is not None:
             with waiting():
                 before.wait()
@@ -160,7 +161,7 @@ class GroupServer(Service):
             done.set()
 
     def forget(self, client: int) -> None:
-        """Drops what a client left that does not come back."""
+        """Drops the state of a client that does not come back."""
         self._batches.forget(client)
         for net in [net for net in self._drawn if net[0] == client]:
             del self._drawn[net]
@@ -184,7 +185,7 @@ class GroupServer(Service):
         inputs: Sequence[Tensor | None],
         needs: Sequence[int],
     ) -> tuple[NDArray[np.int8], list[NDArray[Any]]]:
-        """The outputs of a part, packed, and which of them have gradients; what its backward pass needs is kept with the batch."""
+        """Returns a part's packed outputs, and which have gradients. The batch keeps the state for the backward pass."""
         modules = self._live_parts.evaluated if batch is None else batch.net.modules
         with self.stats.spans("part forward"), torch.set_grad_enabled(batch is not None):
             for tensor, wanted in zip(inputs, needs, strict=True):
@@ -200,7 +201,7 @@ class GroupServer(Service):
 
     @contextmanager
     def _naming(self, part: int, inputs: Sequence[Tensor | None]) -> Iterator[None]:
-        """Has what goes wrong in a part name it, and what it was given."""
+        """Adds a part's name and the shapes of its inputs to errors."""
         try:
             yield
         except GirihError:
@@ -228,7 +229,7 @@ class GroupServer(Service):
                 used = [(output, gradient) for output, gradient in pairs if gradient is not None]
                 torch.autograd.backward([output for output, _ in used], [gradient for _, gradient in used])
             except Exception:
-                batch.calls[call] = call_state  # gradients that do not fit its outputs have moved nothing
+                batch.calls[call] = call_state  # gradients that do not fit the outputs have changed nothing
                 raise
             name = batch.net.nonfinite()
             gradients = [tensor.grad if tensor is not None else None for tensor in call_state.inputs]
@@ -282,11 +283,11 @@ class GroupServer(Service):
                 continue
             net, number = map(int, key.split("."))
             streams = self._batches.streams(request.client, net)
-            streams.put(name, number, value.numpy().copy())  # the frame's memory goes
+            streams.put(name, number, value.numpy().copy())  # the frame's memory is freed
         request.reply()
 
     def _send_entries(self, request: Request, first: int, entries: Sequence[Entry]) -> None:
-        """Answers as many entries as a frame may have."""
+        """Answers with the largest number of entries that fits into a frame."""
         count, arrays = pack_entries(entries[first:], request.buffer)
         self.stats.sent("dense", num_bytes(arrays[1:]))
         request.reply((first + count, len(entries)), arrays)
@@ -302,7 +303,7 @@ class GroupServer(Service):
         request.reply()
 
     def snapshot(self, *, spans: bool) -> object:
-        """See :class:`Service`; and those of dense servers, which one group server tells of."""
+        """See :class:`Service`. One group server also returns the statistics of the dense servers."""
         shadow = self._shadow.processes(spans=spans) if self._shadow is not None and self.index == 0 else {}
         return {**self._batches.snapshot(spans=spans), "parts": self._names}, shadow
 
@@ -321,7 +322,7 @@ class GroupServer(Service):
         request.reply()
 
     def on_leave(self, request: Request) -> None:
-        """Rounds wait for this group no longer once all its trainers stand still: until then its parameters move."""
+        """Ends the group's part in rounds when all its trainers have stopped. Until then its parameters move."""
         with self._lock:
             self._leaving.waiting[request.client] = None
             all_stand = self._leaving.is_complete

@@ -1,11 +1,11 @@
-"""A loader: reads batches, gives each trainer's ids to an embedding worker and the rest of them to the trainer
-(Persia §4.1, steps 1 and 2).
+"""A loader: reads batches, sends ids to embedding workers and the rest to trainers (Persia §4.1, steps 1 and 2).
 
-Several loaders read the same batches; each serves its part of the trainers: those in step by one pass, those that go at
-their own pace by a pass each, so that none waits for another; passes close to each other share what is decoded (decision 0021).
+Several loaders read the same batches, and each serves some trainers. Trainers in step share one pass. Trainers at their
+own pace have a pass each, so that none waits for another. Passes close to each other share the decoded data (decision
+0021).
 
-One that was killed comes back with nothing, and needs nothing: shares are a function of the position. Each trainer has it go on behind
-its own last share. Where an embedding worker came back without the ids that it kept, it reads those batches again.
+A killed loader restarts empty and needs no state: shares are a function of the position. Each trainer makes it continue
+after the trainer's last share. If an embedding worker restarts without its ids, the loader reads their batches again.
 
 Shapes: B examples of a share.
 """
@@ -39,7 +39,7 @@ from girih.telemetry.busy import holding, waiting
 
 @dataclass
 class _Open:
-    """A reader, and the number of the share that comes next, of a pass."""
+    """A reader of a pass, and the number of its next share."""
 
     reader: ScanCursor
     number: int
@@ -47,9 +47,9 @@ class _Open:
 
 
 class BatchReplay:
-    """Readers that go on from share to share, one for each trainer: what one worker lost comes in turn, with others' in between.
+    """Readers that move forward from share to share, one for each trainer, to the shares that a worker lost.
 
-    Methods are called by one thread.
+    One thread calls the methods.
     """
 
     def __init__(self, readings: SharedScans) -> None:
@@ -66,11 +66,11 @@ class BatchReplay:
         *,
         most_skipped: int,
     ) -> Batch:
-        """The whole batch of a share of a pass.
+        """Returns the whole batch of a share of a pass.
 
         Args:
-            epoch, start: where the batch begins.
-            most_skipped: a reader that is so many batches before it goes on to it; else another one begins there.
+            epoch, start: the start of the batch.
+            most_skipped: a reader that is fewer batches before it moves forward; otherwise a new reader begins at it.
 
         Raises:
             WireError: no batch begins there.
@@ -93,38 +93,38 @@ class BatchReplay:
             raise
 
     def pass_by(self, trainer: int, share: int) -> None:
-        """Lets a trainer's reader go where all that it reads comes before a share."""
+        """Closes a trainer's reader if it is before a share."""
         if trainer in self._open and self._open[trainer].share < share:
             self.end(trainer)
 
     def end(self, trainer: int) -> None:
-        """Lets a trainer's reader go."""
+        """Closes a trainer's reader."""
         held = self._open.pop(trainer, None)
         if held is not None:
             held.reader.close()
 
     def close(self) -> None:
-        """Lets all readers go."""
+        """Closes all readers."""
         for trainer in list(self._open):
             self.end(trainer)
 
 
 LOOK_BACK = 4
-"""Trainers at their own pace share a reading while they are apart by a fourth of ``data.shuffle_rows`` at most."""
+"""Trainers at their own pace share a reading if they are apart by at most a fourth of ``data.shuffle_rows``."""
 FAR = 4
-"""Trainers in step are apart, and what is read again for one is behind what it asks for, by less than so many times ``read_ahead``, as a rule."""
+"""Usual limit of the distance between trainers in step, and between repeated and newest reads, in ``read_ahead``."""
 Answer = Callable[[Request], None]
 OVER: Answer = partial(Request.fail, error=ValueError("this pass is over"))
 
 
 @dataclass
 class ShareQueues:
-    """Shares of one trainer that are ready, and requests that wait for one. It knows no thread and no socket.
+    """Shares of one trainer that are ready, and requests that wait for a share. It knows no thread and no socket.
 
     Attributes:
-        ready: what answers requests. waiting: requests by the number of the share.
-        next_number: of the first share that is ready, or will be; requests may come in another order.
-        last: what all requests get that come after the shares, once there are no more.
+        ready: functions that answer requests. waiting: requests by the number of the share.
+        next_number: the number of the first share that is ready, or will be. Requests may come in another order.
+        last: answers all requests after the last share, once there are no more shares.
     """
 
     ready: deque[Answer] = field(default_factory=deque)
@@ -163,30 +163,30 @@ class _Pass:
         self._number, self._epoch, self._start, self._first = number, epoch, start, first
         self._loader = loader
         self._lanes = {trainer: ShareQueues(next_number=first) for trainer in trainers}
-        # of each trainer, held while the ids of one of its shares go to a worker
+        # per trainer, held while the ids of a share go to a worker
         self._dispatching = {trainer: threading.Lock() for trainer in trainers}
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="girih-read", daemon=True)
         self._thread.start()
 
     def next(self, trainer: int, number: int, request: Request) -> None:
-        """Answers with one of the trainer's shares, once it is there."""
+        """Answers with one of the trainer's shares, when it is ready."""
         with self._changing(trainer) as lane:
             lane.waiting[number] = request
 
     def end(self, trainer: int) -> None:
-        """A trainer wants no more; returns when nothing more will be kept for it."""
+        """Ends the pass for a trainer. Returns when nothing more will be kept for it."""
         with self._changing(trainer) as lane:
             lane.ready.clear()
             lane.last = OVER
-        with self._dispatching[trainer]:  # ids on their way would come after the word to forget them
+        with self._dispatching[trainer]:  # ids on their way would arrive after the request to forget them
             pass
         if self._is_over():
             self._thread.join()
 
     @contextmanager
     def _changing(self, trainer: int) -> Iterator[ShareQueues]:
-        """One trainer's queues; once they are changed, whoever can be answered is."""
+        """Yields one trainer's queues. After the change it answers all requests that can be answered."""
         with self._changed:
             lane = self._lanes[trainer]
             yield lane
@@ -195,7 +195,7 @@ class _Pass:
             self._changed.notify_all()
 
     def num_ready(self) -> int:
-        """Shares that wait for their trainer."""
+        """Returns the number of shares that wait for their trainer."""
         return sum(len(lane.ready) for lane in self._lanes.values())
 
     def _is_over(self) -> bool:
@@ -210,7 +210,7 @@ class _Pass:
                 lane.last = lane.last or last
 
     def _serve(self, role: Loader) -> Answer:
-        """Gives out all shares; returns what answers requests for more."""
+        """Gives out all shares. Returns the function that answers later requests."""
         try:
             with closing(role.readings.reader(self._epoch, self._start)) as reader:
                 for number, (batch, after) in enumerate(reader, self._first):
@@ -231,7 +231,7 @@ class _Pass:
             return partial(Request.fail, error=error)
 
     def _has_room(self, trainer: int) -> bool:
-        """Waits until a trainer has taken enough; False where it wants no more."""
+        """Waits until a trainer has taken enough shares; False if it wants no more."""
         lane, most = self._lanes[trainer], self._loader.data.read_ahead
         with self._changed:
             with waiting():
@@ -241,13 +241,13 @@ class _Pass:
 
 @dataclass(kw_only=True)
 class Loader(Service):
-    """One loader of several.
+    """One of several loaders.
 
     Attributes:
-        trainers: those it serves, of ``num_trainers``.
-        workers: where the embedding workers listen; registry: where one that came back is found.
-        in_step: whether all trainers do a step together.
-        workers_return: whether workers that are killed come back.
+        trainers: the trainers that it serves, of ``num_trainers``.
+        workers: addresses of the embedding workers; registry: has the new address of a restarted worker.
+        in_step: True if all trainers do each step together.
+        workers_return: True if killed workers restart.
     """
 
     name = RoleName.LOADER
@@ -274,12 +274,12 @@ class Loader(Service):
         size, rows = self.data.batch_size, self.data.shuffle_rows
         kept = max(1, rows // LOOK_BACK // size)
         if self.in_step:
-            # one that came back reads for each trainer by itself, and none is far ahead of the others
+            # a restarted loader reads for each trainer separately, and no trainer is far ahead of the others
             kept = 1 + bool(self.incarnation) * FAR * self.data.read_ahead
         self.readings = SharedScans(self.data, kept)
         self._rereading = BatchReplay(self.readings)
-        self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; one for all trainers in step
-        # one dispatch at a time, of whichever reading, so that spans do not overlap
+        self._passes: dict[tuple[int, int], _Pass] = {}  # by number and trainer; in step, one for all
+        # one dispatch at a time, so that spans do not overlap
         self._dispatching = threading.Lock()
         closing.callback(self._end_passes)
         super().open(closing)
@@ -290,16 +290,16 @@ class Loader(Service):
         self._rereading.close()
 
     def dispatch(self, share: Batch, after: Position, batch: int, number: int, trainer: int) -> Answer:
-        """Gives the ids to a worker; returns what answers a trainer with the rest (Persia §4.1, steps 1 and 2)."""
+        """Gives the ids to a worker. Returns the function that sends a trainer the rest (Persia §4.1, steps 1, 2)."""
         worker, sample = self._store(share, batch, number, trainer)
-        # the step's loss is the mean over the whole batch; of a trainer alone with its step, over its share
+        # in step, the loss is the mean over the whole batch; otherwise over the trainer's share
         weight = share.share.weight if share.share is not None and self.in_step else 1.0
         whole = share.num_examples if share.share is None else share.share.num_examples
         arrays = [share.numeric, share.labels, np.array([weight]), as_text(after.to_dict())]
         if share.example_weights is not None:
             arrays.append(share.example_weights)
         if share.label_weights is not None:
-            # of a trainer alone with its step, the scale too is that of its share
+            # if not in step, the scale too is that of the share
             scale = label_scale(share if self.in_step else replace(share, share=None))
             arrays += [share.label_weights, np.array(scale, np.float64)]
         arrays = [np.ascontiguousarray(array) for array in arrays]
@@ -307,7 +307,7 @@ class Loader(Service):
         return partial(Request.reply, fields=(1, worker, sample, whole), arrays=arrays)
 
     def _store(self, share: Batch, batch: int, number: int, trainer: int) -> tuple[int, int]:
-        """Gives the ids to a worker; returns which, and the number under which it keeps them."""
+        """Gives the ids to a worker. Returns the worker, and its number for the ids."""
         worker = (batch + trainer) % len(self._clients)
         with holding(self._dispatching), self.stats.spans("dispatch"):
             ids = self.codec.pack_ids(share)
@@ -339,7 +339,7 @@ class Loader(Service):
         """See :class:`SparseVerb`."""
         number, trainer, share = request.frame.fields
         if (number, trainer) not in self._passes:
-            error = Lost if self.incarnation else ValueError  # the life before may have known it
+            error = Lost if self.incarnation else ValueError  # the earlier incarnation may have had this pass
             raise error(f"pass {number} is over")
         self._rereading.pass_by(trainer, share - FAR * self.data.read_ahead)
         self._passes[number, trainer].next(trainer, share, request)
@@ -350,7 +350,7 @@ class Loader(Service):
         request.reply()
 
     def _leave(self, number: int, trainer: int, taken: int) -> None:
-        """Ends a trainer's part of a pass, if it was begun here; ids of shares from ``taken`` on are forgotten."""
+        """Ends a trainer's part of a pass, if it was begun here. Ids of shares from ``taken`` on are forgotten."""
         self._rereading.end(trainer)
         ended = self._passes.pop((number, trainer), None)
         if ended is not None:
@@ -379,7 +379,7 @@ class Loader(Service):
 
 
 def _where(begin: object) -> tuple[int, Position | None]:
-    """The epoch that a message asks for, and where in it; checked before anything is read."""
+    """Returns the requested epoch and position, after a check, before anything is read."""
     match begin:
         case {"epoch": int(epoch), "position": position} if epoch >= 0 and not isinstance(epoch, bool):
             return epoch, None if position is None else Position.from_dict(position)

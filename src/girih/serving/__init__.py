@@ -1,1 +1,1 @@
-"""A trained model back: opened from a run or a checkpoint, read only."""
+"""Opens, exports and serves a trained model, read from a run or a checkpoint."""

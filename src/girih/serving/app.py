@@ -1,7 +1,7 @@
 """The server as an ASGI application: the Open Inference Protocol over HTTP, health and metrics.
 
-A request is answered where it arrives, in the one thread of the process: what it waits for is arithmetic alone. So requests of one
-worker follow each other, and each is answered by one version.
+One thread of the process answers each request as it arrives. The thread only computes and never waits. So requests of
+one worker follow each other, and one version answers each request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MODEL, INFER = re.compile(_PATH + "(?P<ready>/ready)?"), re.compile(_PATH + "/i
 
 
 class NotServed(UserError, LookupError):
-    """A model or a version that is not here."""
+    """The server does not have this model or version."""
 
 
 STATUS: tuple[tuple[type[Exception], int], ...] = (
@@ -52,7 +52,7 @@ class InferenceServer:
     """Answers requests for one model.
 
     Args:
-        name: of the model, as clients ask for it. served: the version that answers at first.
+        name: the model's name for clients. served: the version that answers at first.
         options: a request with more examples or bytes is refused with status 413.
 
     Raises:
@@ -75,12 +75,12 @@ class InferenceServer:
         self.replace(served)
 
     def replace(self, served: Served) -> None:
-        """Has the next request answered by another version; those that are being answered keep theirs. Any thread may call it."""
+        """Lets another version answer later requests. Requests in progress keep theirs. Callable from any thread."""
         self._served = served
         self._metrics.serves(served.version)
 
     def app(self) -> ASGIApp:
-        """The ASGI application, for hosts that limit their clients themselves."""
+        """Returns the ASGI application, for hosts that limit their clients themselves."""
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         return Starlette(routes=[Route("/{path:path}", self._handle, methods=methods)])
 
@@ -99,7 +99,7 @@ class InferenceServer:
         return self.answer(named["name"], named["version"], request.headers.get(protocol.JSON_LENGTH), body)
 
     def describe(self, method: str, path: str) -> Response:
-        """The answer to any request but those for predictions."""
+        """Returns the answer to any request except those for predictions."""
         path = path.rstrip("/") or "/"
         page, named = self._pages.get(path), _MODEL.fullmatch(path)
         if named is not None:
@@ -119,7 +119,7 @@ class InferenceServer:
         return JSONResponse(protocol.metadata(self._signature, name, str(served.version)))
 
     def refuse(self, reason: str, text: str) -> Response:
-        """The answer to a client that went beyond a limit; ``reason`` is one of :data:`REFUSED`."""
+        """Returns the answer to a client that exceeded a limit; ``reason`` is a key of :data:`REFUSED`."""
         self._metrics.refused.labels(reason).inc()
         headers = {"Retry-After": "1"} if REFUSED[reason] == 503 else None
         return JSONResponse({"error": text}, REFUSED[reason], headers)
@@ -127,19 +127,18 @@ class InferenceServer:
     def answer(
         self, name: str, version: str | None, json_length: str | None, body: bytes | bytearray
     ) -> Response:
-        """The answer to a request for predictions.
+        """Returns the answer to a request for predictions.
 
         Args:
-            name, version: of the model, as the path has them. json_length: the header :data:`~girih.serving.protocol.JSON_LENGTH`.
+            name, version: the model, from the path. json_length: the header
+                :data:`~girih.serving.protocol.JSON_LENGTH`.
         """
         start = time.perf_counter()
         try:
             response = self._predicted(name, version, json_length, body)
         except GirihError as error:
             response = refusal(error)
-        except (
-            Exception
-        ) as error:  # whatever a model raises on numbers that it cannot take; the server goes on
+        except Exception as error:  # a model may raise anything on bad numbers, but the server must go on
             _LOG.exception("a request failed")
             response = refusal(RuntimeError(f"the model failed: {type(error).__name__}: {error}"[:200]))
         self._metrics.seconds.observe(time.perf_counter() - start)
@@ -149,7 +148,7 @@ class InferenceServer:
     def _predicted(
         self, name: str, version: str | None, json_length: str | None, body: bytes | bytearray
     ) -> Response:
-        served = self._find(name, version)  # this one from here to the end
+        served = self._find(name, version)  # the request keeps this version to the end
         asked = self._parser.parse(body, json_length)
         batch = self._reader.read_request(asked)
         predictions = served.predict(batch)
@@ -158,7 +157,7 @@ class InferenceServer:
         except ValueError:
             return JSONResponse(
                 {
-                    "error": "a prediction is NaN or infinite, which JSON cannot say; ask for it as binary_data"
+                    "error": "a prediction is NaN or infinite, which JSON cannot hold; ask for it as binary_data"
                 },
                 500,
             )
@@ -166,7 +165,7 @@ class InferenceServer:
         return Response(content, headers=headers)
 
     def _find(self, name: str, version: str | None) -> Served:
-        """The version that answers.
+        """Returns the version that answers.
 
         Raises:
             NotServed: the path names another model, or another version.
@@ -181,10 +180,11 @@ class InferenceServer:
         return served
 
     async def _body(self, request: Request) -> bytes:
-        """The body of a request.
+        """Returns the body of a request.
 
         Raises:
-            TooLarge: more bytes than are taken; the rest is not read. DataError: it is compressed.
+            TooLarge: the body has more bytes than the limit; the rest is not read.
+            DataError: the body is compressed.
         """
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise self.compressed(request.headers["Content-Encoding"])
@@ -197,35 +197,35 @@ class InferenceServer:
         return b"".join(pieces)
 
     def compressed(self, encoding: str) -> DataError:
-        """The error of a compressed body."""
-        return DataError(f"Content-Encoding = {encoding[:40]!r}: expected none; send the body as it is")
+        """Returns the error of a compressed body."""
+        return DataError(f"Content-Encoding = {encoding[:40]!r}: expected none; send the body uncompressed")
 
     def too_large(self, size: int) -> TooLarge:
-        """The error of a body of so many bytes."""
+        """Returns the error of a body that has too many bytes."""
         return TooLarge(
             f"a body of {size:,} bytes; expected at most {self.most_bytes:,}: send several requests"
         )
 
 
 def application(directory: Path, name: str | None = None) -> ASGIApp:
-    """The ASGI application of an exported model, for a host of ASGI applications: see ``deploy/``.
+    """Returns the ASGI application of an exported model, for a host of ASGI applications: see ``deploy/``.
 
     Args:
-        name: of the model, for clients; that of the export where None.
+        name: the model's name for clients; by default the export's name.
 
     Raises:
-        MissingFileError, CheckpointError: no exported model, or a damaged one.
+        MissingFileError, CheckpointError: there is no exported model, or it is damaged.
     """
     signature, served = open_served(directory)
     return InferenceServer(name or signature.name, signature, served, ServeOptions()).app()
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status of an error."""
+    """Returns the HTTP status of an error."""
     return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
 
 
 def refusal(error: Exception, *, close: bool = False) -> Response:
-    """An error as the protocol has it: one sentence. ``close`` ends the connection, of which the rest was not read."""
+    """Returns an error as an answer of one sentence. ``close`` ends the connection, because the body was not read."""
     headers = {"Connection": "close"} if close else None
     return JSONResponse({"error": " ".join(str(error).split())}, status_of(error), headers=headers)

@@ -1,4 +1,4 @@
-"""The exported model of a run, made where it is missing: what ``girih serve RUN`` serves."""
+"""The exported model of a run, which ``girih serve RUN`` serves. It is exported first if it is missing."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from girih.serving.limits import Notify
 from girih.serving.signature import NAME, Signature
 
 EXPORTED = "exported"
-"""The directory in a run's that holds the export of its final model."""
+"""The directory in a run directory that holds the export of its final model."""
 _MAKING = ".making-"
 
 
 def model_name(run: str) -> str:
-    """The name of a model where none is given: that of its run directory."""
+    """Returns the default name of a model: the name of its run directory."""
     return Path(run).resolve().name or "model"
 
 
 @contextlib.contextmanager
 def exported(path: str, name: str, notify: Notify, model: str | None = None) -> Iterator[Path]:
-    """A directory with the exported model of a run, for as long as it is needed.
+    """Yields a directory with the exported model of a run, as long as it is needed.
 
-    It is kept in the run directory, and used again as long as its checkpoint is the final one; where nothing can be written there, or there is
-    none, it is in a temporary one.
+    The export is kept in the run directory, and reused while its checkpoint is the final one. If there is no run
+    directory, or it is read-only, the export goes to a temporary directory.
 
     Args:
-        path: an exported directory, which is used as it is; a run directory, or a checkpoint. name: of the model, where it is made.
-        notify: receives a line on what is made. model: the user's class, as ``file.py:Class``; the export is made again for it.
+        path: an exported directory, which is used directly; a run directory; or a checkpoint. name: for a new export.
+        notify: receives a line before an export. model: the user's class, as ``file.py:Class``; forces a new export.
 
     Raises:
-        MissingFileError, CheckpointError: neither an exported model nor a checkpoint there.
+        MissingFileError, CheckpointError: ``path`` is neither an exported model nor a checkpoint.
     """
     if (Path(path) / NAME).is_file():
         yield Path(path)
         return
-    # which takes a second to import
+    # these imports take a second
     from girih.serving.exporting import export, source_of
     from girih.serving.opening import open_model
 
@@ -77,7 +77,7 @@ def _is_of(directory: Path, source: object) -> bool:
 
 
 def _put(made: Path, place: Path) -> None:
-    """Gives a directory its name; one that has it goes. Whoever serves that one has its files open, and goes on."""
+    """Gives a directory its final name, and deletes the old one. A server of the old one keeps its files open."""
     old = place.with_name(f".old-{place.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         os.replace(place, old)

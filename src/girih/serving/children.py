@@ -1,6 +1,7 @@
-"""Processes that a server starts, and starts again where they end.
+"""Processes that a server starts, and restarts when they end.
 
-Each is told on its input what to do, says on its output that it is ready, and ends when its input is closed.
+Each process reads its instructions from its input, reports on its output that it is ready, and ends when its input is
+closed.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ AGAIN_S = 1.0
 
 
 class ChildProcess:
-    """A module as a process, and the one that follows it where it ends.
+    """A module that runs as a process, and is restarted when it ends.
 
     Args:
-        title: names it in messages; ``{pid}`` stands for its number. words: of its command. instructions: its first line of input.
-        notify: receives a line where another one is started, or cannot be.
-        environment: all of it; this process's where None. descriptors: files that it gets.
+        title: its name in messages; ``{pid}`` is replaced by the process id. words: its command.
+        instructions: its first line of input. notify: receives a line about each restart, or why it failed.
+        environment: all variables; by default those of this process. descriptors: files that it inherits.
 
     Raises:
-        OSError: the system starts no process.
+        OSError: the system cannot start the process.
     """
 
     def __init__(
@@ -51,17 +52,17 @@ class ChildProcess:
         self.process = self._start()
 
     def wait_until_ready(self) -> None:
-        """Returns once it says that it is ready.
+        """Returns when the process reports that it is ready.
 
         Raises:
-            RoleError: it ends before that.
+            RoleError: the process ended before.
         """
         if self.process.stdout.readline().strip() != READY:  # type: ignore[union-attr]
             status = self.process.wait()
             raise RoleError(f"serve: {self._name()} ended with status {status}; see its message above")
 
     def look(self) -> subprocess.Popen[str] | None:
-        """Starts another process if this one has ended; returns the one that ended."""
+        """Restarts the process if it has ended; returns the old process."""
         ended, status = self.process, self.process.poll()
         if status is None or time.monotonic() < self.again_s:
             return None
@@ -80,7 +81,7 @@ class ChildProcess:
         return ended
 
     def close(self, deadline: float) -> None:
-        """Ends it by the deadline, and kills it then."""
+        """Waits for the process until the deadline, then kills it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, deadline - time.monotonic()))
         self.process.kill()
@@ -98,11 +99,11 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             env=self._environment,
             text=True,
-            start_new_session=True,  # signals of the terminal reach who looks after it
+            start_new_session=True,  # signals of the terminal reach only the parent
         )
         self.begun_s = time.monotonic()
         self.again_s = self.begun_s + AGAIN_S
-        with contextlib.suppress(BrokenPipeError):  # it has ended, as whoever waits for it learns
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; its waiter will notice
             process.stdin.write(self._instructions + "\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
         return process
@@ -116,7 +117,7 @@ def _release(process: subprocess.Popen[str]) -> None:
 
 
 def end_with_parent(pipe: IO[str]) -> None:
-    """Has this process end when its input does: whoever started it is gone."""
+    """Ends this process when its input ends, because its parent is gone."""
 
     def wait() -> None:
         pipe.read()

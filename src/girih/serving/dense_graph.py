@@ -2,12 +2,12 @@
 
     {"inputs": 3, "tensors": [names], "parameters": 4, "nodes": [[operator, args, kwargs], ...], "output": 41}
 
-Values are numbered: inputs, tensors of ``dense.safetensors``, of which the first are parameters, then nodes. Arguments are JSON
-values. A string has a prefix that says what it stands for: ``node:7``, ``text:tanh``, ``is:torch.float32``, ``is:-inf``.
+Values are numbered: first inputs, then tensors of ``dense.safetensors``, parameters first, then nodes. Arguments are JSON
+values. A string has a prefix for its meaning: ``node:7``, ``text:tanh``, ``is:torch.float32``, ``is:-inf``.
 
-A file can only name operators that :func:`operator_named` allows. These compute a result from their arguments and do nothing
-else: they open no file, write to no argument, draw no random numbers, and check all indices and shapes. They run once on an
-example before the network serves, and the size of each result is known before memory is taken for it.
+A file can only name operators that :func:`operator_named` allows. These only compute a result from their arguments. They
+open no file, write to no argument, draw no random numbers, and check all indices and shapes. They run once on an example
+before the network serves. The size of each result is known before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNSAFE = frozenset(
         "native_dropout.default", "native_group_norm.default", "rand.default", "randn.default", "randperm.default",
     }
 )  # fmt: skip
-"""Core operators that check no sizes, show memory as it was before, look at values, or draw random numbers."""
+"""Core operators that check no sizes, expose uninitialized memory, look at values, or draw random numbers."""
 _COMPOSITE = frozenset(
     {
         "_prelu_kernel.default", "addcmul.default", "baddbmm.default", "batch_norm.default", "bilinear.default",
@@ -48,7 +48,7 @@ _COMPOSITE = frozenset(
         "triu_indices.default", "unfold.default",
     }
 )  # fmt: skip
-"""Operators of usual layers, which stay whole: taken apart, they are slower, or differ in their last bit."""
+"""Operators of usual layers that are not decomposed: decomposed, they are slower, or differ in their last bit."""
 _WORDS: Mapping[str, object] = {
     str(value): value
     for value in (
@@ -57,13 +57,13 @@ _WORDS: Mapping[str, object] = {
         torch.preserve_format, math.inf, -math.inf, math.nan,
     )
 }  # fmt: skip
-"""Arguments that JSON has no values for."""
+"""Arguments that JSON cannot hold."""
 _MOST_ELEMENTS = 1 << 28
-"""Elements of all results for the example together."""
+"""The limit of elements of all results together, for the example."""
 
 
 def _on_numbers(function: Callable[..., float]) -> Callable[..., float]:
-    """An operator of Python for sizes alone: on lists or large integers it could fill memory."""
+    """Restricts an operator of Python to sizes: on lists or large integers it could fill memory."""
 
     def compute(*numbers: object) -> float:
         result = function(*numbers) if all(isinstance(each, int | float) for each in numbers) else None
@@ -75,21 +75,21 @@ def _on_numbers(function: Callable[..., float]) -> Callable[..., float]:
 
 
 def _item(values: Sequence[Tensor], index: int) -> Tensor:
-    """One of the results of an operator."""
+    """Returns one result of an operator."""
     return {number: each for number, each in enumerate(values) if isinstance(each, Tensor)}[index]
 
 
 def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    """The operator ``repeat_interleave``, which itself accepts numbers whose sum is no integer."""
+    """Runs ``repeat_interleave`` after a check, because it accepts numbers whose sum is no integer."""
     if not 0 <= float(repeats.double().sum()) <= _MOST_ELEMENTS or bool((repeats < 0).any()):
-        raise ValueError("repeat_interleave: expected at least 0 repeats, and not too many")
+        raise ValueError("repeat_interleave: expected repeats of at least 0, and fewer of them")
     return torch.repeat_interleave(repeats, output_size=output_size)
 
 
 def _batch_norm(
     values: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *rates: float
 ) -> tuple[Tensor]:
-    """Batch norm in evaluation mode, by the function that checks sizes."""
+    """Runs batch norm in evaluation mode, by the function that checks sizes."""
     return (F.batch_norm(values, mean, var, weight, bias, False, *rates),)
 
 
@@ -110,7 +110,7 @@ _CHECKED: dict[str, Callable[..., object]] = {
 
 
 def operator_named(name: str) -> Callable[..., object] | None:
-    """The operator of a name, if files may name it: those of ATen that torch calls core, less a few, and a few more."""
+    """Returns the operator of a name, if files may name it: most of torch's core ATen operators, and a few others."""
     if name in _CHECKED:
         return _CHECKED[name]
     home, *rest = name.split(".")
@@ -128,25 +128,25 @@ def _is_allowed(operator: OpOverload) -> bool:
 
 
 def described(program: ExportedProgram) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """An exported program as the content of ``dense.json``, and its tensors by name.
+    """Returns an exported program as the content of ``dense.json``, and its tensors by name.
 
     Args:
         program: a ``torch.export.ExportedProgram`` of a :class:`~girih.serving.program.FlatNet`.
 
     Raises:
-        ValueError: it has an operator that files may not name, or changes its buffers.
+        ValueError: the program has an operator that files may not name, or changes its buffers.
     """
     table = torch.export.default_decompositions()
     for each in [each for each in table if isinstance(each, OpOverload) and _is_allowed(each)]:
         del table[each]
     with quietly():
-        program = program.run_decompositions(table)  # which makes operators in place plain ones, too
+        program = program.run_decompositions(table)  # this also makes in-place operators functional
     signature, graph = program.graph_signature, program.graph
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate or len(signature.user_outputs) != 1:
         raise ValueError("its forward changes buffers or inputs, or returns more than logits")
     for node in reversed(graph.nodes):
         if isinstance(node.target, OpOverload) and not node.target._schema.returns:
-            graph.erase_node(node)  # it checks sizes
+            graph.erase_node(node)  # such an operator only checks sizes
     graph.eliminate_dead_code()
     parameters, placeholders = signature.inputs_to_parameters, graph.find_nodes(op="placeholder")
     names = parameters | signature.inputs_to_buffers | signature.inputs_to_lifted_tensor_constants
@@ -189,9 +189,9 @@ def _name_of(target: Callable[..., object] | str) -> str:
 
 
 class ProgramNet(nn.Module):
-    """A model made of ``dense.json``, in place of the module that was exported.
+    """A model made from ``dense.json``, which replaces the exported module.
 
-    It has the code of its graph, and a plain module that holds its tensors, so that copies share the code alone.
+    It has the code of its graph, and a plain module with its tensors. So copies share only the code.
     """
 
     def __init__(self, code: Callable[..., Tensor], tensors: nn.Module) -> None:
@@ -199,7 +199,7 @@ class ProgramNet(nn.Module):
         self._code, self.tensors = code, tensors
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings to logits float32[B, T]."""
+        """Computes logits, float32[B, T], from numbers, float32[B, X], and embeddings."""
         logits: Tensor = self._code(self.tensors, numeric, *embeddings.tensors())
         return logits
 
@@ -211,13 +211,13 @@ def net_of(
     outputs: int,
     where: object,
 ) -> ProgramNet:
-    """The network that ``dense.json`` describes; tried on an example.
+    """Returns the network that ``dense.json`` describes, after a trial on an example.
 
     Args:
-        tensors: of ``dense.safetensors``. example: a batch as others will be. outputs: logits of an example.
+        tensors: from ``dense.safetensors``. example: a batch like later batches. outputs: number of logits.
 
     Raises:
-        CheckpointError: damaged, or it names what no file may name; nothing was run that is not allowed.
+        CheckpointError: the file is damaged, or names an operator that no file may name. No such operator has run.
     """
     try:
         content = parse(text)
@@ -226,24 +226,24 @@ def net_of(
             kind = nn.Parameter if number < content["parameters"] else nn.Buffer
             setattr(held, f"t{number}", kind(tensors[name]))
         inputs = example[0], *example[1].tensors()
-        if content["inputs"] != len(inputs):  # before there are as many nodes
+        if content["inputs"] != len(inputs):  # checked before any nodes are made
             raise ValueError(f"it has {content['inputs']!r} inputs; expected {len(inputs)}")
         graph = _graph_of(content)
-        with torch.no_grad():  # and before there is code of the graph
+        with torch.no_grad():  # the trial runs before the graph becomes code
             logits = _Trial(held, graph=graph).run(*inputs)
         found, expected = (logits.dtype, tuple(logits.shape)), (torch.float32, (len(example[0]), outputs))
         if found != expected:
             raise ValueError(f"its output is {found}; expected {expected}")
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
-            node.target = F.linear  # which :class:`~girih.dense.accel.arithmetic.LinearBy` knows
+            node.target = F.linear  # :class:`~girih.dense.accel.arithmetic.LinearBy` recognizes this function
         return ProgramNet(type(fx.GraphModule(held, graph)).forward, held)
-    except Exception as error:  # whatever torch says of a graph that is none
+    except Exception as error:  # torch may raise anything on an invalid graph
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(f"{where}: damaged: {reason}; export the model again") from None
 
 
 def _graph_of(content: Mapping[str, Any]) -> fx.Graph:
-    """The graph of a content. It becomes code, so the names in it are ours, never the file's."""
+    """Builds the graph of a content. It becomes code, so the names in it are ours, never the file's."""
     graph = fx.Graph()
     known = dict(enumerate(graph.placeholder(f"input{number}") for number in range(content["inputs"])))
     for number in range(len(content["tensors"])):
@@ -260,9 +260,9 @@ def _graph_of(content: Mapping[str, Any]) -> fx.Graph:
         if function is None:
             raise ValueError(f"the operator {name!r} is not one that files may name")
         if not all(key.isidentifier() for key in kwargs):
-            raise ValueError(f"{name}: {list(kwargs)!r} are no names of arguments")
+            raise ValueError(f"{name}: {list(kwargs)!r} are not names of arguments")
         arguments = mapped((tuple(args), kwargs), read)
-        if "trunc" in leaves(arguments):  # the smallest integer by -1 ends the process
+        if "trunc" in leaves(arguments):  # the smallest integer divided by -1 ends the process
             raise ValueError(f"{name}: rounding_mode = 'trunc' is not one that files may name")
         known[len(known)] = graph.call_function(function, *arguments)
     graph.output(known[content["output"]])
@@ -270,7 +270,7 @@ def _graph_of(content: Mapping[str, Any]) -> fx.Graph:
 
 
 class _Trial(fx.Interpreter):
-    """Runs a graph; the shape of each result is known before it is computed."""
+    """Runs a graph, and checks the shape of each result before it is computed."""
 
     _left = _MOST_ELEMENTS
 
@@ -286,7 +286,7 @@ class _Trial(fx.Interpreter):
                 )
                 try:
                     results = n.target(*args, **kwargs)
-                except DynamicOutputShapeException:  # as of nonzero: no larger than its input has dimensions
+                except DynamicOutputShapeException:  # as nonzero: its result is small
                     results = ()
             self._left -= sum(each.numel() for each in leaves(results) if isinstance(each, Tensor))
             if self._left < 0:

@@ -1,7 +1,7 @@
 """Connections of a server: each reads requests within limits, and answers a request as soon as its last byte is there.
 
-All requests come this way, whatever their path, method and encoding, so that none avoids the limits. A connection keeps the few
-headers that matter, and the bodies of requests for predictions. It counts and discards all other bytes.
+All requests go through here, for every path, method and encoding, so that none avoids the limits. A connection keeps the
+few headers that matter, and the bodies of requests for predictions. It counts and discards all other bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     """A connection to a server of predictions.
 
     Args:
-        serving: answers. clients: all connections of the process.
+        serving: makes the answers. clients: all connections of the process.
 
     Attributes:
         held: bytes of memory that it holds. begun: when its request began. deadline: when it expires.
@@ -59,7 +59,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._kept_bytes = self._head_bytes = self._body_bytes = self._body_left = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins, unless there are too many connections."""
+        """Begins the connection, unless there are too many."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # see resume_writing
         self._restart(self._options.request_timeout)
@@ -68,18 +68,18 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forgets what it holds."""
+        """Releases its memory."""
         self._is_over = True
         self._forget_request()
-        del self._parser  # it refers to this connection, and cyclic garbage stays for long
+        del self._parser  # the parser refers to this connection, and cyclic garbage stays for a long time
         self._clients.remove(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The place for what comes next. Connections share it, since each takes what it needs before another one reads."""
+        """Returns the buffer for the next bytes. Connections share it: each takes its bytes at once."""
         return self._clients.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Takes what has come."""
+        """Takes the received bytes."""
         if self._is_over:
             self._num_discarded += nbytes
             if self._num_discarded > self._options.max_bytes:
@@ -98,7 +98,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.refuse("headers", f"headers of more than {self._options.max_header_bytes:,} bytes")
                 break
             try:
-                if self._body_left and self._parser.should_upgrade():  # the parser takes no body then
+                if self._body_left and self._parser.should_upgrade():  # the parser then takes no body
                     self.on_body(data[:size])
                     self.on_message_complete()
                 else:
@@ -115,7 +115,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._settle()
 
     def _next_size(self, data: memoryview) -> int:
-        """The size of the next piece for the parser. A piece ends where a request may end."""
+        """Returns the size of the next piece for the parser. A piece ends where a request may end."""
         if self._body_left:
             return min(self._body_left, len(data))
         piece = self._tail + data[: min(_PIECE, self._options.max_header_bytes // 2)].tobytes()
@@ -126,7 +126,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return size
 
     def _settle(self) -> None:
-        """Accounts for what it holds. Goes on with the next request when the client has read all answers."""
+        """Updates the bytes that it holds. Continues with the next request when the client has read all answers."""
         waiting = self._transport.get_write_buffer_size()
         held = self._kept_bytes + self._head_bytes + len(self._body) + len(self._unread) + waiting
         if held != self.held:
@@ -189,7 +189,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.refuse("size", str(self._serving.too_large(self._body_bytes)))
 
     def on_message_complete(self) -> None:
-        """Answers."""
+        """Answers the request."""
         if self._is_over or (self._body_left and self._parser.should_upgrade()):
             return
         method, length = self._parser.get_method().decode(), self._headers.get(_JSON_LENGTH)
@@ -215,7 +215,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return unquote(path)
 
     def _send(self, response: Response, *, has_body: bool = True) -> None:
-        """Sends an answer whole, so that one call of the system does."""
+        """Sends a whole answer, in one system call."""
         status = response.status_code
         lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode()), self._clients.date]
         lines += [b"%s: %s" % header for header in response.raw_headers]
@@ -246,14 +246,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.refuse("time", f"no whole request in {self._options.request_timeout:g} seconds")
 
     def shutdown(self) -> None:
-        """Ends, once a request that is under way is answered."""
+        """Ends the connection when the request in progress is answered."""
         self._is_ending = True
         self.deadline = min(self.deadline, time.monotonic() + DRAIN_S - 1)
         if self._is_idle():
             self._transport.close()
 
     def _is_idle(self) -> bool:
-        """Whether no byte of a request is here."""
+        """True if no byte of a request has arrived."""
         return not (self._url or self._head_bytes or self._unread)
 
     def _restart(self, seconds: float) -> None:

@@ -1,9 +1,9 @@
 """``girih export``: the final model of a run as a directory that needs no checkpoint.
 
-    signature.json          what goes in and out, how to make the model, checksums; written last
+    signature.json          inputs and outputs, the recipe of the model, checksums; written last
     rows-<i>.safetensors    a group's rows, to be mapped: see ``girih.store.mapped.file``
     dense.safetensors       parameters and buffers of the net
-    dense.json              the operators of the net, if its class is the user's own
+    dense.json              the operators of the net, only for a user's class
     dense.onnx              the net for other runtimes, if it could be converted
 
 Shapes: K rows of a chunk, W columns of a row.
@@ -50,16 +50,16 @@ _OURS = re.compile(r"rows-\d+\.safetensors|dense\.(safetensors|json|onnx)|\..*\.
 
 
 def export(opened: OpenedModel, out: Path, name: str, notify: Notify, *, programs: bool = True) -> Signature:
-    """Writes a model as a directory; what stands there of an export that was cut short is replaced.
+    """Writes a model as a directory. Replaces the files of an unfinished export.
 
     Args:
-        opened: the run's model. out: missing or empty. name: of the model, as clients will ask for it.
-        notify: receives a line on what could not be made.
-        programs: whether the net is written as ONNX too.
+        opened: the run's model. out: missing or empty. name: the model's name for clients.
+        notify: receives a line on each part that could not be made.
+        programs: True to write the net as ONNX too.
 
     Raises:
-        RunDirectoryError: something else lies there. CheckpointError: the checkpoint is damaged.
-        ConfigError: a name with a slash; or the model's class is the user's own, and torch cannot export it. StorageFullError: the disk is full.
+        RunDirectoryError: the directory holds something else. CheckpointError: the checkpoint is damaged.
+        ConfigError: the name has a slash, or torch cannot export the user's class. StorageFullError: the disk is full.
     """
     check_name(name)
     begin(out)
@@ -98,10 +98,10 @@ def export(opened: OpenedModel, out: Path, name: str, notify: Notify, *, program
 
 
 def begin(out: Path) -> None:
-    """Makes the directory, and clears it of an export that was cut short.
+    """Makes the directory, and deletes the files of an unfinished export.
 
     Raises:
-        RunDirectoryError: something else lies there.
+        RunDirectoryError: the directory holds something else.
     """
     if out.exists() and not out.is_dir():
         raise RunDirectoryError(f"--out {out}: is a file; name a directory that is missing or empty")
@@ -118,7 +118,7 @@ def begin(out: Path) -> None:
 
 
 def source_of(place: Storage, manifest: Manifest) -> dict[str, object]:
-    """The checkpoint's name, and a checksum by which the same one is known again."""
+    """Returns the checkpoint's name and a checksum that identifies it."""
     parts = json.dumps(manifest.parts, sort_keys=True)
     return {"checkpoint": place.name, "crc32": zlib.crc32(parts.encode())}
 
@@ -153,7 +153,7 @@ def _write_dense(
     with_onnx: bool,
     is_own: bool,
 ) -> Dense:
-    """Writes the net's parameters, its operators if its class is the user's own, and the net as ONNX."""
+    """Writes the net's parameters, its operators for a user's class, and the net as ONNX."""
     example = example_for(schema, groups, train=False)
     inputs = program.inputs_of(example[1])
     with_onnx = with_onnx and _can_write_onnx(notify)
@@ -163,11 +163,11 @@ def _write_dense(
             exported = program.export_program(model.cpu(), *example)
             if is_own:
                 content, tensors = _operators(model, exported, example, len(schema.labels.names))
-        except Exception as error:  # whatever torch meets in a model
+        except Exception as error:  # torch may raise anything on a model
             kind, reason = type(model).__name__, _reason(error)
             if is_own:
                 raise ConfigError(
-                    f"{kind}: a class of yours is served as what torch.export makes of it, which failed: {reason}; pad by padded(max_length=...) and use sizes"
+                    f"{kind}: your class is served in the form of torch.export, which failed: {reason}; pad by padded(max_length=...) and use sizes"
                     " of tensors, not values; or girih.load(RUN), girih predict and girih serve --follow --model file.py:Class run the class itself"
                 ) from None
             notify(f"no {ONNX}: torch.export cannot follow {kind}: {reason}")
@@ -190,10 +190,10 @@ def _write_dense(
 def _operators(
     model: nn.Module, exported: ExportedProgram, example: tuple[Tensor, Embeddings], num_labels: int
 ) -> tuple[bytes, dict[str, Tensor]]:
-    """The content of ``dense.json`` and all its tensors, which compute what the model does.
+    """Returns the content of ``dense.json`` and all its tensors, after comparing their results with the model's.
 
     Raises:
-        Exception: an operator that a file may not name, or other results than the model's.
+        Exception: an operator is not allowed in files, or the results differ from the model's.
     """
     operators, tensors = dense_graph.described(exported)
     content = json.dumps(operators, allow_nan=False).encode()
@@ -215,7 +215,7 @@ def _can_write_onnx(notify: Notify) -> bool:
 def _onnx(exported: ExportedProgram, inputs: program.Inputs, path: Path, notify: Notify) -> bool:
     try:
         program.write_onnx(exported, inputs, path)
-    except Exception as error:  # whatever the converter meets in a program
+    except Exception as error:  # the converter may raise anything
         path.unlink(missing_ok=True)
         if isinstance(error, OSError) and (full := disk_full(error, path)) is not None:
             raise full from None
@@ -232,7 +232,7 @@ def _write(path: Path, content: bytes | memoryview) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, which may be long."""
+    """Returns the first line of an error, cut to 160 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text if len(text) <= 160 else text[:157] + "..."

@@ -1,10 +1,10 @@
-"""Follows a log: what is published comes into mapped files on this machine, one whole version after the other.
+"""Follows a log: copies published versions into mapped files on this machine, one whole version after the other.
 
-    head.json ──► which version? ──► segments behind the current one, if all lead there ──► a file on top of each stack
-                                └──► else the newest snapshot, and the segments behind it ──► new stacks
+    head.json ──► version ──► segments after the current one, if all are there ──► a file on top of each stack
+                         └──► else the newest snapshot, and the segments after it ──► new stacks
 
-Whatever is missing, damaged, repeated or of another model is told in a line and leaves the current version as it is; the next look finds
-the way again, from a snapshot where there is no other.
+If something is missing, damaged, repeated or of another model, the follower logs a line and keeps the current version.
+The next poll tries again, from a snapshot if necessary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from girih.store.mapped import MappedFile, Stack
 from girih.store.snapshot.tensorfile import StoredTensor, check_tensors
 
 _AT_ONCE = 64  # segments that become one file
-_KEPT = 3  # versions whose files stay, for whoever is about to map them
+_KEPT = 3  # versions whose files stay, for servers that are about to map them
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,20 @@ class _CheckedSegment:
 
 
 class _Unreachable(CheckpointError):
-    """A version to which nothing leads, for now."""
+    """No segments or snapshot lead to a version, for now."""
 
 
 class Follower(AbstractContextManager["Follower"]):
-    """Follows a log into a directory of this machine; one thread uses it.
+    """Follows a log into a directory of this machine. One thread uses it.
 
     Args:
-        directory: for this follower alone; what an earlier one left there is gone on with.
+        directory: only for this follower. It continues with the files of an earlier follower.
         notify: receives a line on every event.
-        fingerprint: of the schema that is served; that of the first version where None. Versions of others are refused.
+        fingerprint: the served schema; by default the first version's. Versions of other schemas are refused.
 
     Attributes:
-        current: the version that is there, as servers read it; None before the first.
-        again_s: seconds from one try to the next where a version cannot be reached.
+        current: the current version, as servers read it; None before the first.
+        again_s: seconds between two tries to reach a version that cannot be reached.
 
     Raises:
         ConfigError: another follower uses the directory.
@@ -87,10 +87,10 @@ class Follower(AbstractContextManager["Follower"]):
         self._lock = _lock_directory(directory)
         ahead.make_ready([*ahead.writing_mapped(), *ahead.serving()], notify)
         self.again_s = 1.0
-        self._gap: tuple[LogHead, float] | None = None  # no way there was found; when to try again
+        self._gap: tuple[LogHead, float] | None = None  # an unreachable head; time of the next try
         self._logged: dict[str, str] = {}
         self._merging = Merging()
-        self._tensors: list[StoredTensor] = []  # of the current version's dense half, without values
+        self._tensors: list[StoredTensor] = []  # the current version's dense half, without values
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
         self.current = self._find_version()
         if self.current is not None:
@@ -100,7 +100,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._clean()
 
     def poll(self) -> bool:
-        """Looks once for what is new; returns whether :attr:`current` is another version than before."""
+        """Looks once for a new version. Returns whether :attr:`current` is another version than before."""
         before = None if self.current is None else self.current.number
         try:
             self._apply_merged()
@@ -108,13 +108,13 @@ class Follower(AbstractContextManager["Follower"]):
             if self.current is not None and self.current.number != before:
                 self._merge()
             self._allow_logging("log")
-        except Exception as error:  # whatever lies in the log, the version that is here stays
+        except Exception as error:  # whatever is wrong in the log, the current version stays
             self._log_once("log", self._describe_stay(reason_of(error)))
         after = None if self.current is None else self.current.number
         return after != before
 
     def close(self) -> None:
-        """Ends; what is there stays."""
+        """Ends. The files stay."""
         self._merging.close()
         self._lock.close()
 
@@ -143,7 +143,7 @@ class Follower(AbstractContextManager["Follower"]):
             self._allow_logging("gap")
 
     def _go_to(self, target: int, head: LogHead, *, pinned: bool) -> bool:
-        """Goes to a version, or as near to it as there is a way; returns whether it found one."""
+        """Goes to a version, or as close as possible. Returns whether it reached the version."""
         current, gap = self.current, ""
         if current is not None and current.number < target and (pinned or _same_run(head, current)):
             segments, why = self._segments(current, self._tensors, target)
@@ -158,9 +158,7 @@ class Follower(AbstractContextManager["Follower"]):
             and snapshot <= self.current.number <= target
             and (pinned or _same_run(head, self.current))
         ):
-            self._log_once(
-                "gap", f"{gap}; stays at {self.current.number} until there is a snapshot behind it"
-            )
+            self._log_once("gap", f"{gap}; stays at {self.current.number} until there is a newer snapshot")
             return False
         crc = head.snapshot.manifest_crc32 if snapshot == head.snapshot.number else None
         base = self._read(snapshot, whole=True, expected=crc)
@@ -192,10 +190,10 @@ class Follower(AbstractContextManager["Follower"]):
     def _segments(
         self, version: SegmentManifest | Signature, tensors: list[StoredTensor], target: int
     ) -> tuple[list[_CheckedSegment], str | None]:
-        """The segments that follow a version, in order; and why the next one cannot be had, None if all are there.
+        """Returns the segments after a version, in order; and why the next one is unusable, None if all are there.
 
         Args:
-            tensors: of its dense half, without their values.
+            tensors: the tensors of its dense half, without their values.
         """
         after, run, model = version.number, (version.run, version.epoch), _model(version)
         segments: list[_CheckedSegment] = []
@@ -210,7 +208,7 @@ class Follower(AbstractContextManager["Follower"]):
             if segment.manifest.previous != number - 1 or segment_run != run:
                 return (
                     segments,
-                    f"segment {number} is to be applied to version {segment.manifest.previous} of {segment_run}, not to {number - 1} of {run}",
+                    f"segment {number} applies to version {segment.manifest.previous} of {segment_run}, not to {number - 1} of {run}",
                 )
             if _model(segment.manifest) != model or segment.tensors != tensors:
                 return segments, f"segment {number} is of another model than version {after}"
@@ -218,15 +216,15 @@ class Follower(AbstractContextManager["Follower"]):
         return segments, None
 
     def _read(self, number: int, *, whole: bool, expected: int | None = None) -> _CheckedSegment:
-        """Reads a segment or a snapshot, all of it.
+        """Reads a whole segment or snapshot.
 
         Raises:
-            MissingFileError: it, or a part of it, is not there. CheckpointError: damaged, or of another model.
+            MissingFileError: it, or a part of it, is missing. CheckpointError: it is damaged, or of another model.
         """
         manifest = self._log.read(number, whole=whole, expected=expected)
         if self._fingerprint is not None and manifest.fingerprint != self._fingerprint:
             raise CheckpointError(
-                f"version {number} has schema {manifest.fingerprint}, this follower {self._fingerprint}; start one anew for it"
+                f"version {number} has schema {manifest.fingerprint}, this follower {self._fingerprint}; start a new follower for it"
             )
         place, parts = self._log.place(number, whole=whole), []
         groups = _groups_of(manifest, place.url)
@@ -247,7 +245,7 @@ class Follower(AbstractContextManager["Follower"]):
         return _CheckedSegment(manifest, groups, parts, dense, tensors)
 
     def _apply(self, base: _CheckedSegment | None, segments: list[_CheckedSegment]) -> None:
-        """Makes a version of files: a snapshot, or what is there, with segments on top; the last one is the current one then."""
+        """Makes a version from a snapshot or the current files, with segments on top. It becomes current."""
         last = segments[-1] if segments else base
         if last is None:
             return
@@ -286,7 +284,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._clean()
 
     def _merge(self) -> None:
-        """Begins to merge files of the stack that most needs it."""
+        """Begins to merge files of the stack that most needs a merge."""
         if self.current is None or not self._merging.is_idle:
             return
         wanted = [(most_to_merge(files), g) for g, files in enumerate(self.current.rows)]
@@ -309,7 +307,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._merge()
 
     def _find_version(self) -> Signature | None:
-        """The version that an earlier follower left here, if it is of this log and whole."""
+        """Returns the version of an earlier follower in this directory, if it is whole and of this log."""
         if not (self.directory / NAME).exists():
             return None
         try:
@@ -331,7 +329,7 @@ class Follower(AbstractContextManager["Follower"]):
         return version
 
     def _clean(self) -> None:
-        """Removes files of versions that nobody is about to map any more, and what a killed follower left."""
+        """Deletes files of versions that no server is about to map, and leftovers of a killed follower."""
         stays: set[str] = set().union(*self._recent)
         stays |= {self._merging.name or ""}
         for path in [*self.directory.glob("rows-*.safetensors"), *self.directory.glob("dense-*.safetensors")]:
@@ -361,7 +359,7 @@ def _next_count(directory: Path) -> int:
 def _signature_of(
     manifest: SegmentManifest, log: str, rows: Sequence[tuple[RowsFile, ...]], parameters: ModelFile
 ) -> Signature:
-    """The signature of a version, by the segment or snapshot that leads to it and the files that it has here."""
+    """Returns the signature of a version, from its segment or snapshot, and from its files on this machine."""
     schema = Schema.from_dict(manifest.schema, NAME)
     return Signature(
         step=manifest.step,
@@ -390,7 +388,7 @@ def _model(version: ModelDescription) -> tuple[object, ...]:
 
 
 def _groups_of(version: ModelDescription, where: str) -> tuple[Group, ...]:
-    """The groups in which rows of a version are served, if all that it says of its model can be used.
+    """Returns the groups in which a version's rows are served, if its description of the model is usable.
 
     Raises:
         CheckpointError: schema, needs, recipe or normalization cannot be used.

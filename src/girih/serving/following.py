@@ -1,6 +1,7 @@
 """The process that follows a log for the workers of a server: ``python -m girih.serving.following``.
 
-It ends when its input is closed, so that it does not outlive who started it; started again, it goes on with what lies in its directory.
+It ends when its input is closed, so it does not outlive its parent. When it is restarted, it continues with the files
+in its directory.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from girih.serving.follow import Follower
 from girih.serving.limits import Notify
 
 _NICE = 10
-"""Answers go ahead of updates on a core that both share."""
+"""Gives answers priority over updates on a shared core."""
 LOOK_EVERY_S = 0.1
 _LOOK_ELSEWHERE_EVERY_S = 0.25  # each look is two requests
 _REFUSED = 2
 
 
 class Following(contextlib.AbstractContextManager["Following"]):
-    """A follower as a process of its own, which is started again where it ends; entered, it has a version.
+    """A follower as a separate process, restarted when it ends. On entry it has a version.
 
     Args:
-        log: the address. directory: for it alone. notify: receives a line where it is started again; what it says itself goes to
-            standard error.
+        log: the address. directory: only for this follower. notify: receives a line at each restart. The follower's own
+            lines go to standard error.
 
     Raises:
-        RoleError: it cannot begin.
+        RoleError: the follower cannot begin.
     """
 
     def __init__(self, log: Log, directory: Path, notify: Notify) -> None:
@@ -61,7 +62,7 @@ class Following(contextlib.AbstractContextManager["Following"]):
 
 
 def main() -> int:
-    """Follows until it is told to end; returns the status of the process."""
+    """Follows a log until it must end. Returns the status of the process."""
     os.nice(_NICE)
     instructions = json.loads(sys.stdin.readline())
     directory = Path(instructions["directory"])

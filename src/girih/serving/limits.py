@@ -26,15 +26,16 @@ class ServeOptions(Options):
     """Options of ``girih serve``.
 
     Attributes:
-        host, port: where it listens; port 0 takes any that is free. Whoever reaches it is answered: nothing is asked of callers.
+        host, port: the address; port 0 takes any free port. The server does not authenticate clients.
         workers: processes that share the port and the memory of the tables.
-        threads: computing threads of each.
-        max_batch: examples of a request; more is refused with status 413.
-        max_bytes: of a request's body, likewise.
-        max_header_bytes: of a request's line and headers together; more is refused with status 431.
-        max_unfinished_bytes: of all unfinished requests and unread answers of a process; beyond, the greediest get status 503.
+        threads: computing threads of each worker.
+        max_batch: largest number of examples in a request; larger requests get status 413.
+        max_bytes: largest body of a request in bytes; larger requests get status 413.
+        max_header_bytes: largest request line and headers together; larger requests get status 431.
+        max_unfinished_bytes: all unfinished requests and unread answers of a process. Beyond it, the largest get
+            status 503.
         request_timeout: seconds from a request's first byte to its last (else status 408), and for reading an answer.
-        max_connections: of a process; more are refused with status 503.
+        max_connections: connections of a process; further connections get status 503.
         model: the user's class, as ``file.py:Class``, that a follower serves.
     """
 
@@ -60,7 +61,7 @@ class ServeOptions(Options):
 
 
 DRAIN_S = 5
-"""Seconds that requests under way have when a server ends."""
+"""Seconds for requests in progress when a server ends."""
 _SWEEP_S, _LOOK_S = 0.5, 0.02
 _TRIM_BYTES = 4 << 20
 _FRESH_S = 0.1
@@ -70,10 +71,10 @@ _READ_BYTES = 1 << 18
 
 
 class Clients:
-    """The connections of one process, their limits, and the buffer into which all of them read.
+    """The connections of one process, their limits, and the shared read buffer.
 
     Attributes:
-        date: the header of answers with the time, as it was half a second ago at most.
+        date: the date header of answers, at most half a second old.
     """
 
     def __init__(self, options: ServeOptions) -> None:
@@ -100,8 +101,8 @@ class Clients:
     def hold(self, client: ClientConnection, num_bytes: int) -> None:
         """Records the bytes that a connection holds.
 
-        If all together hold too many, the connection with the most bytes times seconds is refused.
-        So requests that arrive at once pass, however many slow ones fill the total.
+        If all connections together hold too many, the one with the most bytes times seconds is refused.
+        So requests that arrive at once pass, even if many slow ones fill the total.
         """
         self._held += num_bytes - client.held
         client.held = num_bytes
@@ -113,7 +114,7 @@ class Clients:
             greediest.refuse("bytes", f"unfinished requests hold more than {most:,} bytes; try again later")
 
     async def end(self) -> None:
-        """Ends all connections, once requests that are under way are answered."""
+        """Ends all connections, when the requests in progress are answered."""
         for client in list(self._open):
             client.shutdown()
         deadline = time.monotonic() + DRAIN_S
@@ -121,7 +122,7 @@ class Clients:
             await asyncio.sleep(_LOOK_S)
 
     def _sweep(self) -> None:
-        """Ends the connections whose time is over, and returns free memory to the system after a burst."""
+        """Ends connections whose deadline has passed, and returns free memory to the system after a burst."""
         now, self.date = time.monotonic(), b"date: " + formatdate(usegmt=True).encode()
         delay = now - self._next_sweep
         for client in list(self._open):
@@ -131,13 +132,13 @@ class Clients:
                 client.expire()
         if self._has_burst and self._held < _TRIM_BYTES:
             self._has_burst = False
-            getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # glibc alone keeps freed memory, and has this
+            getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # only glibc has it, and needs it
         self._next_sweep = time.monotonic() + _SWEEP_S
         asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
 
 def allow_files(num_connections: int) -> None:
-    """Raises the limit on open files of this process, and of workers that it starts, as far as the system allows."""
+    """Raises the limit on open files of this process and its later workers, up to the system's limit."""
     num_files = num_connections + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < num_files:

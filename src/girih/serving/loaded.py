@@ -1,7 +1,7 @@
-"""The final model of a run, read only: predictions of what is in memory, rows of its tables.
+"""The final model of a run, read-only: predicts data in memory, and returns rows of its tables.
 
-Rows are read from the checkpoint when the first prediction, or the first embedding, is asked for: their embeddings and first-order
-weights alone, without optimizer state, admission or eviction. A whole table comes from the checkpoint's files, without a store.
+The first prediction or embedding reads the rows from the checkpoint: only their embeddings and first-order weights,
+without optimizer state, admission or eviction. A whole table comes from the checkpoint's files, without a store.
 
 Shapes: n examples or ids, T labels, D dim of a table.
 """
@@ -62,7 +62,7 @@ class TableRows(NamedTuple):
     """Rows of a table.
 
     Attributes:
-        ids: int64[n]. rows: float32[n, D], their embeddings. counts: int64[n], how often training has seen each id.
+        ids: int64[n]. rows: float32[n, D], their embeddings. counts: int64[n], how often training saw each id.
     """
 
     ids: NDArray[np.int64]
@@ -71,10 +71,10 @@ class TableRows(NamedTuple):
 
 
 def table_chunks(place: Storage, manifest: Manifest, table: str) -> Iterator[TableRows]:
-    """The rows of a table, some at a time, in the order of the files.
+    """Yields the rows of a table in chunks, in the order of the files.
 
-    Files of this machine are mapped, not read whole; one from elsewhere is copied to a temporary file first. Checksums of what
-    is read are compared before the first row of a file is given.
+    Local files are mapped, not read whole. Remote files are first copied to a temporary file. Checksums of the columns
+    are verified before the first row of a file is returned.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -93,7 +93,7 @@ def table_chunks(place: Storage, manifest: Manifest, table: str) -> Iterator[Tab
 
 
 def has_embeddings(place: Storage, manifest: Manifest, table: str) -> bool:
-    """Whether the rows of a table have embeddings, not first-order weights alone, or nothing at all."""
+    """Returns whether the rows of a table have embeddings. False if they have only first-order weights, or nothing."""
     reader = PartReader(place, manifest.shards)
     names = (name for name, facts in manifest.shards.items() if table in facts["tables"])
     headers = (describe_header(reader.header(name), name) for name in names)
@@ -101,7 +101,7 @@ def has_embeddings(place: Storage, manifest: Manifest, table: str) -> bool:
 
 
 def whole_table(place: Storage, manifest: Manifest, table: str) -> TableRows:
-    """All rows of a table, by id; see :func:`table_chunks`."""
+    """Returns all rows of a table, by id; see :func:`table_chunks`."""
     chunks = list(table_chunks(place, manifest, table))
     if not chunks:
         dim = next(int(each["dim"]) for each in manifest.schema["tables"] if each["name"] == table)
@@ -112,17 +112,17 @@ def whole_table(place: Storage, manifest: Manifest, table: str) -> TableRows:
 
 
 def load(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -> LoadedModel:
-    """The final model of a run, to predict with.
+    """Loads the final model of a run, for predictions.
 
     Args:
-        run: a run directory, a directory or address of checkpoints, or one checkpoint. Of a run that has not ended: its best
-            checkpoint so far, under early stopping, else its latest, with a warning.
-        model: the module, if its class is the caller's own: its weights are replaced. Or the class as ``file.py:Class``, which is
-            built with the options in the run's ``config.toml``, or in the checkpoint.
+        run: a run directory, a directory or address of checkpoints, or one checkpoint. If the run has not ended, its
+            latest checkpoint is used, or its best one under early stopping, with a warning.
+        model: for a class of the caller: a module, whose weights are replaced; or ``file.py:Class``, which is built
+            with the options in the run's ``config.toml`` or in the checkpoint.
 
     Raises:
-        MissingFileError: nothing there.
-        CheckpointError: no complete checkpoint, or a damaged one.
+        MissingFileError: there is nothing.
+        CheckpointError: there is no complete checkpoint, or it is damaged.
         ConfigError: the model is not one of girih's, and was not given.
     """
     return LoadedModel(open_model(run, model))
@@ -132,9 +132,9 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     """A trained model. One thread at a time may use it.
 
     Attributes:
-        checkpoint: the address of the checkpoint. step: steps that it was trained for.
-        final: whether the run ended with these weights, or its program saved them by ``Trainer.save``.
-        schema: features, labels and tables. model: the module, in evaluation mode once something was predicted.
+        checkpoint: the address of the checkpoint. step: its number of training steps.
+        final: True if the run ended with these weights, or its program saved them by ``Trainer.save``.
+        schema: features, labels and tables. model: the module, in evaluation mode after the first prediction.
     """
 
     def __init__(self, opened: OpenedModel) -> None:
@@ -147,17 +147,18 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return summary_line(self, self.model, self.step, self.schema, self._opened.manifest.rows)
 
     def predict(self, data: object) -> NDArray[np.float32]:
-        """Probabilities, float32[n], or float32[n, T] with several labels.
+        """Returns probabilities, float32[n], or float32[n, T] for several labels.
 
-        They are those of ``girih predict`` bit for bit where it reads the same examples in the same order. An example among others may
-        differ in its last bit from the same one alone, since products of other sizes are summed in another order.
+        They equal those of ``girih predict`` bit for bit, for the same examples in the same order. The same example in
+        another batch may differ in its last bit, because products of other sizes are summed in another order.
 
         Args:
-            data: a dict of columns, or of one example's values; a list of dicts; a DataFrame of pandas or polars; anything with Arrow's C
-                stream interface; or a ``Dataset``. Columns are those that the features were trained from; others are left alone.
+            data: a dict of columns, or of one example's values; a list of dicts; a DataFrame of pandas or polars; any
+                object with Arrow's C stream interface; or a ``Dataset``. It must have the columns of the features;
+                others are ignored.
 
         Raises:
-            DataError: a column that is missing or cannot serve, or a value that cannot be used.
+            DataError: a column is missing or unusable, or a value is unusable.
             ConfigError: a ``Dataset`` of another schema.
             CheckpointError: the checkpoint is damaged, or of another model.
         """
@@ -168,20 +169,20 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return found[:, 0] if num_labels == 1 else found
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-        """Each batch in order, with its probabilities float32[B, T]; labels may be missing."""
+        """Yields each batch in order, with its probabilities float32[B, T]. Labels may be missing."""
         expect_data("data", data, self.schema, labels=False)
         session, normalization = self._session
         yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
 
     def outputs(self, data: object) -> NDArray[np.float32]:
-        """The outputs of the model for all examples in order, float32[n, ...]: logits, or towers side by side.
+        """Returns the model's outputs for all examples in order, float32[n, ...]: logits, or the outputs of both towers.
 
         Args:
-            data: see :meth:`predict`. A column that matters to nothing of what is wanted may be null throughout, as the user's
-                where the items' vectors are.
+            data: see :meth:`predict`. A column may be null throughout if the wanted output does not depend on it, for
+                example the user's columns for the vectors of items.
 
         Raises:
-            DataError, ConfigError, CheckpointError: see :meth:`predict`. ConfigError: no examples, too.
+            DataError, ConfigError, CheckpointError: see :meth:`predict`. Also ConfigError if there are no examples.
         """
         has_towers = isinstance(self.model, TwoTower)
         dataset = data if isinstance(data, Dataset) else self._dataset(data, may_be_null=has_towers)
@@ -196,14 +197,14 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     def embedding(
         self, table: str, ids: Sequence[int] | Sequence[str] | NDArray[Any] | pa.Array | torch.Tensor
     ) -> NDArray[np.float32]:
-        """The embeddings of some ids, float32[n, D]; an id without a row has its initial value.
+        """Returns the embeddings of some ids, float32[n, D]. An id without a row has its initial value.
 
         Args:
             table: the name of a table, or of a feature that has one.
-            ids: integers or strings, as in the data: a list, an array of numpy or Arrow, a Series, a tensor.
+            ids: integers or strings, as in the data: a list, an array of numpy or Arrow, a Series, or a tensor.
 
         Raises:
-            ConfigError: no such table, or one of which the model reads no embedding. DataError: no ids.
+            ConfigError: there is no such table, or the model reads no embedding of it. DataError: the ids are invalid.
         """
         name = self._table(table)
         if isinstance(ids, str | bytes | int | np.generic):
@@ -228,7 +229,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return sparse.peek_rows(name, np.ascontiguousarray(keys))[:, :dim]
 
     def table(self, table: str) -> TableRows:
-        """All rows of a table by id: ``ids`` int64[n] ascending, ``rows`` float32[n, D], ``counts`` int64[n], how often each was seen.
+        """Returns all rows of a table by ascending id: ids int64[n], rows float32[n, D], and counts int64[n].
 
         Raises:
             ConfigError: see :meth:`embedding`. CheckpointError: the checkpoint is damaged.
@@ -237,7 +238,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return whole_table(opened.place, opened.manifest, self._table(table))
 
     def close(self) -> None:
-        """Gives the tables' memory back."""
+        """Frees the tables' memory."""
         if self._sparse is not None:
             self._sparse.close()
             self._sparse = None
@@ -247,10 +248,10 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         self.close()
 
     def _dataset(self, data: object, *, may_be_null: bool = False) -> Dataset | None:
-        """The examples that are in memory as a dataset; None where there are none.
+        """Returns the examples in memory as a dataset; None if there are none.
 
         Args:
-            may_be_null: whether columns may matter to nothing of what is wanted: the error for missing ones says what to give.
+            may_be_null: unneeded columns may be null. The error for a missing column then says how to give it.
         """
         columns = columns_of(self.schema)
         table = as_table(data, columns, self.schema.null_values)
@@ -260,7 +261,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         if missing and may_be_null:
             nulls = ", ".join(f"{name!r}: [None] * {table.num_rows}" for name in missing)
             raise DataError(
-                f"data: no column {missing[0]!r}; columns of the tower that is not wanted are given too, null throughout: {nulls}"
+                f"data: no column {missing[0]!r}; give the columns of the unwanted tower too, null throughout: {nulls}"
             )
         check_sequences(self.schema, table)
         schema = columns_as_given(self.schema, table)
@@ -271,7 +272,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return make_dataset(source, self.schema, schema, with_labels=False, batch_size=size)
 
     def _table(self, name: str) -> str:
-        """The name of a table of which the model reads embeddings."""
+        """Returns the name of a table whose embeddings the model reads."""
         by_feature = {feature.name: feature.table_name for feature in self.schema.sparse}
         names = {table.name for table in self.schema.tables}
         if name not in names and name not in by_feature:
@@ -282,27 +283,27 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             by_feature[feature]: kinds for feature, kinds in needs.items() if kinds & {EMBEDDING, SEQUENCE}
         }
         if found not in read:
-            only = "first-order weights alone" if FIRST_ORDER in needs.get(name, ()) else "no embedding"
+            only = "only its first-order weights" if FIRST_ORDER in needs.get(name, ()) else "no embedding"
             kind = type(self.model).__name__
-            raise ConfigError(f"table {found!r}: {kind} reads {only} of it; expected one of {sorted(read)}")
+            raise ConfigError(f"table {found!r}: {kind} reads {only}; expected one of {sorted(read)}")
         return found
 
     @cached_property
     def _loaded(self) -> LoadedCheckpoint:
-        """The checkpoint, its parameters put into the module; rows are still in their files."""
+        """The checkpoint, with its parameters loaded into the module. Rows are still in their files."""
         loaded = load_checkpoint(self._opened.place, self.schema)
         load_model(loaded, self.model)
         return loaded
 
     @property
     def _rows(self) -> LocalSparse:
-        """The tables, without what training needs of them."""
+        """The tables, without the parts that only training needs."""
         if self._sparse is None:
             opened = self._opened
             spec = SparseSpec(
                 schema=served_schema(self.schema),
                 needs=needs_of(self.model, self.schema),
-                optimizer=SGD(),  # which has no state
+                optimizer=SGD(),  # SGD has no state
                 store=opened.store,
                 seed=opened.options.seed,
                 gpu=gpu_of(self._dense_spec.device, 0),
@@ -321,7 +322,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
 
     @cached_property
     def _dense_spec(self) -> DenseSpec:
-        """The options that predictions need: no schedule, no compiler, and a GPU only where there is one."""
+        """The options for predictions: no schedule, no compiler, and a GPU only if there is one."""
         trained = self._opened.options
         options = TrainOptions(
             seed=trained.seed,
@@ -329,7 +330,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             dense_forward=trained.dense_forward,
             device="cpu" if trained.device == "cpu" else "auto",
         )
-        # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
+        # keep requires_grad: without it torch multiplies differently, and last bits of predictions change
         return dense_spec(self.model, self.schema, options, torch.optim.SGD, Stats())
 
     @cached_property

@@ -1,6 +1,6 @@
-"""A directory with a model, as servers read it: an export, which stands still, or that of a follower, which has other versions later.
+"""A directory with a model for servers: an export, which never changes, or a follower's, which gets new versions.
 
-A server looks at the one small file that names all others, and answers by what it names from then on.
+A server polls the small file that names all others, and then answers with the files that it names.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ LOOK_EVERY_S = 0.05
 
 
 class ModelDirectory:
-    """Versions of a model in a directory, opened one after the other; files that several of them have are mapped once.
+    """Versions of a model in a directory, opened one after the other. Files of several versions are mapped once.
 
     Args:
-        model: the user's class, as ``file.py:Class``; None takes the class of girih, or the operators in the directory.
-        verify: compares the checksum of every file, which reads all of them; else those of the dense half alone.
+        model: the user's class, as ``file.py:Class``; None uses girih's class, or the operators in the directory.
+        verify: True compares the checksum of every file, which reads all files; False only those of the dense half.
 
     Attributes:
-        signature: of the version that was opened last. served: that version.
+        signature: the signature of the last opened version. served: that version.
 
     Raises:
-        MissingFileError: no model, or a file of it is gone. CheckpointError: damaged, or of another format.
-        ConfigError: the model is of a user's class that is not named.
+        MissingFileError: there is no model, or one of its files is missing.
+        CheckpointError: a file is damaged, or of another format.
+        ConfigError: the model's class is the user's, and is not given.
     """
 
     def __init__(self, directory: Path, model: str | None = None, *, verify: bool = True) -> None:
@@ -60,10 +61,11 @@ class ModelDirectory:
         self._take(self._opened)
 
     def look(self) -> bool:
-        """Opens what is there now, where it is something else than before; returns whether it is.
+        """Opens the directory's version if it is new. Returns whether it is.
 
         Raises:
-            CheckpointError: damaged, or of another model. MissingFileError: it is gone already; look again.
+            CheckpointError: the version is damaged, or of another model. MissingFileError: it is gone already; look
+                again.
         """
         if self._mark() == self._seen:
             return False
@@ -71,7 +73,7 @@ class ModelDirectory:
         return True
 
     def _take(self, take: Callable[[Signature], Served]) -> None:
-        """Takes what is there; again where it is another version by the time its files are opened."""
+        """Opens the current version. Repeats this if a newer version replaces it while its files are opened."""
         while True:
             mark = self._mark()
             try:
@@ -79,14 +81,14 @@ class ModelDirectory:
                 self.served, self.signature, self._seen = take(signature), signature, mark
                 return
             except CheckpointError:
-                self._seen = mark  # it stays as it is
+                self._seen = mark  # do not try the same damaged version again
                 raise
             except MissingFileError:
                 if self._mark() == mark:
                     raise
 
     def _opened(self, signature: Signature) -> Served:
-        """The first version, of which all is made."""
+        """Opens a version from scratch."""
         with self._refusing():
             schema, needs, options, normalization = signature.checked(str(self._directory))
             if (signature.inputs, signature.outputs) != (inputs_of(schema), outputs_of(schema)):
@@ -98,7 +100,7 @@ class ModelDirectory:
         with self._refusing():
             if self._class is None and signature.recipe["model"] is not None:
                 check_same_needs(module, needs, schema)
-            # parameters stay such as have gradients: torch multiplies others otherwise, and predictions would differ in their last bits
+            # keep requires_grad: without it torch multiplies differently, and last bits of predictions change
             spec = dense_spec(module, schema, replace(options, device="cpu"), torch.optim.SGD, Stats())
             files = zip(groups, self._mapped(signature), strict=True)
             stacks = [Stack(group.spec, mapped) for group, mapped in files]
@@ -108,7 +110,7 @@ class ModelDirectory:
     def _module(
         self, signature: Signature, schema: Schema, groups: Sequence[Group], parameters: dict[str, Tensor]
     ) -> nn.Module:
-        """The net with its parameters, by the user's class, by the recipe, or by the operators of a user's class."""
+        """Returns the net with its parameters: from the user's class, the recipe, or the exported operators."""
         described, program = signature.recipe["model"], signature.dense.program
         place = signature.source.get("log", self._directory)
         if self._class is not None:
@@ -122,7 +124,7 @@ class ModelDirectory:
             return net_of(content, parameters, example, len(schema.labels.names), where)
         else:
             raise ConfigError(
-                f"{place}: its model is of a class of yours; give --model file.py:Class, or export the run and serve that"
+                f"{place}: the model's class is your own; give --model file.py:Class, or export the run and serve that"
             )
         return filled(module, parameters, self._directory)
 
@@ -153,7 +155,7 @@ class ModelDirectory:
         return tensors_in(read_file(self._directory, file), str(self._directory / file.name))
 
     def _mark(self) -> tuple[int, int] | None:
-        """Says whether the small file is another one: it is replaced, never written to."""
+        """Returns the identity of the small file, which is replaced and never written to."""
         try:
             found = os.stat(self._directory / NAME)
         except FileNotFoundError:
@@ -162,14 +164,14 @@ class ModelDirectory:
 
 
 def open_served(directory: Path) -> tuple[Signature, Served]:
-    """The model in an exported directory, ready to answer; see :class:`ModelDirectory`."""
+    """Opens the model in an exported directory; see :class:`ModelDirectory`."""
     opened = ModelDirectory(directory)
     return opened.signature, opened.served
 
 
 @contextlib.contextmanager
 def watching(directory: ModelDirectory, put: Callable[[Served], None]) -> Iterator[None]:
-    """Has a thread look for versions; each goes to ``put``. It has ended when this does: the directory may go then."""
+    """Polls for versions in a thread, and passes each to ``put``. On exit the thread has ended."""
 
     def work() -> None:
         told = ""
@@ -178,7 +180,7 @@ def watching(directory: ModelDirectory, put: Callable[[Served], None]) -> Iterat
                 if directory.look():
                     put(directory.served)
                 told = ""
-            except Exception as error:  # this thread goes on
+            except Exception as error:  # this thread must go on
                 if reason_of(error) != told:
                     told = reason_of(error)
                     _LOG.warning("stays at version %s: %s", directory.served.version, told)

@@ -1,4 +1,4 @@
-"""Opens what a run has left: its configuration, the checkpoint with its final weights, its model."""
+"""Opens the results of a run: its configuration, the checkpoint with its final weights, its model."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model and where its weights lie, which are not read yet.
+    """A model and the place of its weights, which are not read yet.
 
     Attributes:
-        place: the checkpoint. manifest: its index. final: whether the run has ended with it.
-        batch_size: examples that are computed together, as ``girih predict`` does.
+        place: the checkpoint. manifest: its index. final: True if the run has ended with it.
+        batch_size: the number of examples that are computed together, as in ``girih predict``.
     """
 
     place: Storage
@@ -51,10 +51,12 @@ class OpenedModel:
 
 
 def final_weights(run: str | os.PathLike[str]) -> tuple[Storage, bool]:
-    """The checkpoint with the final weights of a run, and whether it has ended: as its summary says, else as :func:`girih.checkpoint.final_of` finds it.
+    """Returns the checkpoint with the final weights of a run, and whether the run has ended.
+
+    The run's summary names it. Without a summary, :func:`girih.checkpoint.final_of` finds it.
 
     Raises:
-        MissingFileError, CheckpointError: no checkpoint there. RunDirectoryError: a damaged summary.
+        MissingFileError, CheckpointError: there is no checkpoint. RunDirectoryError: the summary is damaged.
     """
     local = Storage.at(run).local
     summary = None if local is None else read_summary(local)
@@ -64,14 +66,14 @@ def final_weights(run: str | os.PathLike[str]) -> tuple[Storage, bool]:
 
 
 def open_config(run: Path, model: str | None = None, *, own_metrics: bool = False) -> RunConfig:
-    """Loads the configuration in a run directory, for one process that reads.
+    """Loads the configuration in a run directory, for one process that only reads.
 
     Args:
-        model: the user's class, as ``file.py:Class``, in place of the one that the configuration names.
-        own_metrics: take the user's own metrics too, which the configuration names.
+        model: the user's class, as ``file.py:Class``, which replaces the configured class.
+        own_metrics: True loads the user's metrics that the configuration names, too.
 
     Raises:
-        MissingFileError: no such directory.
+        MissingFileError: there is no such directory.
         RunDirectoryError: the directory holds no run of ``girih train``.
     """
     if run.suffix == ".toml" and not run.is_dir():
@@ -87,21 +89,22 @@ def open_config(run: Path, model: str | None = None, *, own_metrics: bool = Fals
     overrides |= {} if own_metrics else {"train.metrics": []}
     # one process is enough to read
     settings = RunConfig.load(run / "config.toml", overrides=overrides, strategy=Local.name, run=run)
-    settings = replace(settings, schedule=ScheduleOptions())  # and has nothing to lay out
-    if settings.store.arena == "shared":  # as embedding servers had it
+    settings = replace(settings, schedule=ScheduleOptions())  # one process needs no schedule
+    if settings.store.arena == "shared":  # embedding servers used it
         settings = replace(settings, store=replace(settings.store, arena="heap"))
     return replace(settings, store=settings.store.within(run))
 
 
 def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None) -> OpenedModel:
-    """Finds the final checkpoint of a run, or the one that is named, and makes its model.
+    """Finds the final or the given checkpoint of a run, and makes its model.
 
     Args:
-        model: a module, or the class of the user's own, as ``file.py:Class``, with options of the config or the checkpoint.
+        model: a module; or the user's class as ``file.py:Class``, which gets the options of the config or the
+            checkpoint.
 
     Raises:
-        MissingFileError, CheckpointError: no checkpoint there.
-        ConfigError: the model is of a class of the user's own, and neither given nor in a ``config.toml`` that may name it.
+        MissingFileError, CheckpointError: there is no checkpoint.
+        ConfigError: the model's class is the user's, and neither ``model`` nor a ``config.toml`` names it.
     """
     named = str if isinstance(model, str) and ":" in model else nn.Module
     expect(
@@ -137,7 +140,7 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None
         raise CheckpointError(f"{place}: its recipe is damaged: {error}; give load(..., model=...)") from None
     if model is None:
         raise ConfigError(
-            f"{place}: its model is of a class of yours, which a checkpoint does not name;"
+            f"{place}: the model's class is your own, which a checkpoint does not name;"
             " give load(..., model=YourModel(schema)), or --model file.py:Class"
         )
     if isinstance(model, str):
@@ -147,7 +150,7 @@ def open_model(run: str | os.PathLike[str], model: nn.Module | str | None = None
 
 
 def _made(make: Callable[[], nn.Module]) -> nn.Module:
-    """A model whose initial values do not matter: the caller's random state stays as it is."""
+    """Makes a model whose initial values do not matter, without changing the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         return make()
 

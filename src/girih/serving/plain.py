@@ -1,7 +1,7 @@
-"""Requests whose tensors are bytes that need nothing done to them, which most are: read by a plan, a few copies for all columns.
+"""A fast path for requests whose tensors are bytes that need no conversion, which is most of them.
 
-A plan is made once for all requests of one layout. Whatever it is not for, and whatever is wrong, is left to
-:class:`~girih.serving.reading.RequestReader`, which says so.
+A plan is made once for all requests of one layout. It copies all columns with a few copies. Requests without a plan,
+and invalid requests, are left to :class:`~girih.serving.reading.RequestReader`, which also reports the errors.
 
 Shapes: n examples, F categorical and sequence features, X numeric features, K columns of a run.
 """
@@ -22,15 +22,16 @@ from girih.serving.protocol import BinaryLayout, BinaryTensor
 from girih.serving.tensors import NUMPY
 
 MOST_IDS = 1 << 22
-"""Ids of one request, those of shared lists, and of strings that a separator splits, counted for each example."""
+"""The limit of ids in one request. Ids in shared lists and in split strings count once per example."""
 _MOST_PLANS = 64
 
 
 class _ColumnRun(NamedTuple):
-    """Columns side by side, of one type, in the request as in the batch.
+    """Adjacent columns of one type, in the request as in the batch.
 
     Attributes:
-        first: the place of the first of them in the batch. begin: their first byte. num_rows: values of each: n, or 1 for all.
+        first: the place of the first column in the batch. begin: its first byte. num_rows: values per column: n, or 1
+            for all.
     """
 
     first: int
@@ -44,13 +45,13 @@ class _ColumnRun(NamedTuple):
         return self.begin + self.num_columns * self.num_rows * self.dtype.itemsize
 
     def read(self, data: memoryview) -> NDArray[np.generic]:
-        """The columns, [K, n] or [K, 1]."""
+        """Returns the columns, [K, n] or [K, 1]."""
         found = np.frombuffer(data, self.dtype, self.num_columns * self.num_rows, self.begin)
         return found.reshape(self.num_columns, self.num_rows)
 
 
 class _DecodePlan(NamedTuple):
-    """Runs of ids and of numbers, for so many examples."""
+    """Runs of ids and of numbers, for a fixed number of examples."""
 
     num_examples: int
     ids: Sequence[_ColumnRun]
@@ -58,10 +59,10 @@ class _DecodePlan(NamedTuple):
 
 
 class PlainReader:
-    """Reads requests by plans.
+    """Reads requests with plans.
 
     Args:
-        plain: names of the features whose values are taken as they are. most_examples: of a request.
+        plain: names of features whose values need no conversion. most_examples: the limit per request.
     """
 
     def __init__(self, schema: Schema, plain: Collection[str], most_examples: int) -> None:
@@ -75,7 +76,7 @@ class PlainReader:
         self._buffers = Buffers()
 
     def read(self, layout: BinaryLayout, data: memoryview) -> Batch | None:
-        """A batch of the examples of a request, its numbers not standardized yet; None where it is to be read otherwise."""
+        """Returns a batch, with numbers not yet standardized; None if the fast path cannot read the request."""
         if layout not in self._plans:
             while len(self._plans) >= _MOST_PLANS:
                 del self._plans[next(iter(self._plans))]
@@ -88,13 +89,13 @@ class PlainReader:
         for run in plan.ids:
             ids[run.first : run.first + run.num_columns] = run.read(data)
         numeric = np.empty((size, num_numbers), np.float32)
-        with np.errstate(over="ignore"):  # what does not fit becomes inf
+        with np.errstate(over="ignore"):  # numbers beyond float32 become inf
             for run in plan.numbers:
                 values = run.read(data)
                 if values.dtype.kind != "f":
-                    values = values.astype(np.float64)  # as the decoder does it
+                    values = values.astype(np.float64)  # the decoder converts in the same way
                 numeric[:, run.first : run.first + run.num_columns] = values.T
-        if not np.isfinite(numeric).all():  # the decoder says which, and what it should be
+        if not np.isfinite(numeric).all():  # the decoder reports the value, and what it expects
             return None
         return Batch(
             ids=ids.reshape(-1),
@@ -124,7 +125,7 @@ class PlainReader:
 
 
 def _runs(columns: Sequence[BinaryTensor]) -> list[_ColumnRun]:
-    """Columns in the order of a batch, those together that lie together."""
+    """Returns the columns in the order of a batch. Columns whose bytes are adjacent are joined."""
     found: list[_ColumnRun] = []
     for place, each in enumerate(columns):
         dtype, num_rows = NUMPY[each.datatype], each.shape[0]

@@ -1,12 +1,12 @@
-"""The dense half as a program of its own, for ``dense.json`` and ``dense.onnx``: what ``torch.export`` makes of a model.
+"""The dense half as a separate program, for ``dense.json`` and ``dense.onnx``: a model exported by ``torch.export``.
 
-A program takes ``numeric`` and the tensors of the embeddings one by one, and gives logits:
+A program takes ``numeric`` and each tensor of the embeddings, and returns logits:
 
     numeric          float32 [B, X]
     pooled.<i>       float32 [B, F, D]   the features in the signature's ``features``, in this order
     first_order.<i>  float32 [B, F, 1]
     values.<name>    float32 [L, D]      the vectors of all ids of a sequence that is read whole
-    offsets.<name>   int64 [B + 1]       where each example's begin
+    offsets.<name>   int64 [B + 1]       the start of each example's vectors
 
 Shapes: B examples, X numeric features, T labels.
 """
@@ -37,7 +37,7 @@ _LENGTH = len
 
 
 class InputTensor(TypedDict):
-    """A tensor behind ``numeric``."""
+    """A tensor after ``numeric``."""
 
     name: str
     features: list[str]
@@ -47,7 +47,7 @@ Inputs = Sequence[InputTensor]
 
 
 class FlatNet(nn.Module):
-    """A model that takes the tensors of embeddings one by one, and gives logits, float32[B, T].
+    """A model that takes each tensor of the embeddings separately, and returns logits, float32[B, T].
 
     Args:
         inputs: as :func:`inputs_of` describes them.
@@ -78,7 +78,7 @@ def inputs_of(embeddings: Embeddings) -> list[InputTensor]:
 
 
 def embeddings_of(tensors: Sequence[Tensor], inputs: Inputs) -> Embeddings:
-    """The inverse of :meth:`~girih.models.embeddings.Embeddings.tensors`."""
+    """Reverses :meth:`~girih.models.embeddings.Embeddings.tensors`."""
     blocks: dict[str, list[Block]] = {POOLED: [], FIRST_ORDER: []}
     sequences: dict[str, Jagged] = {}
     pairs = list(zip(tensors, inputs, strict=True))
@@ -93,10 +93,10 @@ def embeddings_of(tensors: Sequence[Tensor], inputs: Inputs) -> Embeddings:
 
 
 def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> ExportedProgram:
-    """A model as a ``torch.export.ExportedProgram``, for batches of any size.
+    """Returns a model as a ``torch.export.ExportedProgram``, for batches of any size.
 
     Args:
-        module: in evaluation mode. numeric, embeddings: an example batch, packed as others will be.
+        module: in evaluation mode. numeric, embeddings: an example batch, packed like later batches.
 
     Raises:
         Exception: torch cannot follow the model.
@@ -122,20 +122,20 @@ def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -
 
 
 def _length(value: Sized) -> int:
-    """``len`` as torch can follow it: Python's own makes a constant of the size of a tensor, and so a program for one size of batch."""
+    """A ``len`` that torch can trace. Python's own makes a tensor's size constant, which fixes the batch size."""
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else _LENGTH(value)
 
 
 def missing_for_onnx() -> str | None:
-    """The package without which no ONNX can be written; None where all are there."""
+    """Returns the missing package for ONNX; None if all are installed."""
     return next((name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None), None)
 
 
 def write_onnx(program: ExportedProgram, inputs: Inputs, path: Path) -> None:
-    """Writes an exported program as ONNX, its inputs and its output, ``logits``, by name.
+    """Writes an exported program as ONNX, with named inputs and the output ``logits``.
 
     Raises:
-        Exception: whatever the converter cannot follow.
+        Exception: the converter failed.
     """
     names = ["numeric", *(described["name"] for described in inputs)]
     with quietly():
@@ -152,7 +152,7 @@ def write_onnx(program: ExportedProgram, inputs: Inputs, path: Path) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keeps to itself what torch says of its own workings on the way."""
+    """Silences the messages of torch about its internals."""
     loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     try:

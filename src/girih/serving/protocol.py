@@ -1,4 +1,6 @@
-"""Messages of the Open Inference Protocol, version 2: requests read, answers written, in JSON and with tensors as bytes behind it.
+"""Messages of the Open Inference Protocol, version 2: reads requests and writes answers, with tensors in JSON or as bytes.
+
+Bytes of tensors follow the JSON.
 
 Shapes: n examples, T labels.
 """
@@ -28,24 +30,24 @@ from girih.serving.tensors import (
 )
 
 JSON_LENGTH = "Inference-Header-Content-Length"
-"""The header that says how many bytes of a body are JSON; tensors follow it as bytes."""
+"""The header with the size of a body's JSON in bytes. Tensors follow the JSON as bytes."""
 EXTENSIONS = ("binary_tensor_data",)
 PLATFORM = "girih"
 _JSON, _BINARY = "application/json", "application/octet-stream"
 _MOST_KNOWN, _LONGEST_KNOWN = 64, 1 << 16
-"""JSON that a parser keeps: of so many requests, of at most so many bytes each."""
+"""The limits of the JSON that a parser keeps: number of requests, and bytes of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An output that is asked for: its place among the model's, and whether it is sent as bytes."""
+    """A requested output: its place among the model's outputs. It may be sent as bytes."""
 
     place: int
     binary: bool
 
 
 class BinaryTensor(NamedTuple):
-    """A tensor as bytes: where they begin behind the JSON, and how many they are."""
+    """A tensor as bytes: their start after the JSON, and their number."""
 
     name: str
     datatype: str
@@ -56,7 +58,7 @@ class BinaryTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryLayout:
-    """The places of tensors in a request whose tensors are all bytes; requests whose JSON is the same share one."""
+    """The places of tensors in a request whose tensors are all bytes. Requests with the same JSON share a layout."""
 
     tensors: tuple[BinaryTensor, ...]
     num_bytes: int
@@ -67,9 +69,9 @@ class InferRequest:
     """A request for predictions.
 
     Attributes:
-        id: the caller's own, sent back; None where it has none. outputs: those asked for.
-        layout: where the tensors lie in ``data``; None where the JSON holds some of them. data: the bytes behind the JSON.
-        given: the tensors by name, where they were made already.
+        id: the caller's id, sent back; None if there is none. outputs: the requested outputs.
+        layout: the places of tensors in ``data``; None if the JSON holds some tensors. data: the bytes after the JSON.
+        given: the tensors by name, if they are already made.
     """
 
     id: str | None
@@ -83,7 +85,7 @@ class InferRequest:
         """The tensors by name.
 
         Raises:
-            DataError: bytes that are not what their shape and datatype say.
+            DataError: the bytes do not fit their shape and datatype.
         """
         if self.given is not None or self.layout is None:
             return self.given or {}
@@ -96,10 +98,10 @@ class InferRequest:
 
 
 class Parser:
-    """Reads requests for a model. JSON that came before, with all tensors as bytes behind it, is not read again.
+    """Reads requests for a model. If all tensors are bytes, JSON that was seen before is not parsed again.
 
     Args:
-        outputs: those that the model has.
+        outputs: the outputs of the model.
     """
 
     def __init__(self, outputs: Sequence[Output]) -> None:
@@ -110,10 +112,10 @@ class Parser:
         """Reads a request.
 
         Args:
-            json_length: the header :data:`JSON_LENGTH`; None where all of the body is JSON.
+            json_length: the header :data:`JSON_LENGTH`; None if the whole body is JSON.
 
         Raises:
-            DataError: no JSON, no tensors, or what they say does not fit together; says where.
+            DataError: the body is not JSON, has no tensors, or contradicts itself. The error names the place.
         """
         length = len(body) if json_length is None else _length(json_length, len(body))
         view = memoryview(body)
@@ -132,7 +134,7 @@ class Parser:
         try:
             content = json.loads(head)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"the body is no JSON{_place(error)}; expected an inference request") from None
+            raise DataError(f"the body is not JSON{_place(error)}; expected an inference request") from None
         inputs = content.get("inputs") if isinstance(content, dict) else None
         if not isinstance(inputs, list) or not inputs:
             told = "list of inputs is empty" if inputs == [] else "body has no list of inputs"
@@ -147,7 +149,7 @@ class Parser:
             if not isinstance(name, str):
                 raise DataError(f"input {number} has no name; expected one of the model's inputs")
             if name in given:
-                raise DataError(f"input {name!r} is there twice")
+                raise DataError(f"input {name!r} occurs twice")
             size = _parameters(described, f"input {name!r}").get("binary_data_size")
             shape, datatype = shape_of(name, described.get("shape")), described.get("datatype")
             if size is None:
@@ -163,7 +165,7 @@ class Parser:
             placed.append(BinaryTensor(name, datatype, shape, at, size))
             at += size
         if at != len(data):
-            raise DataError(f"{len(data) - at:,} bytes are left behind the inputs; expected none")
+            raise DataError(f"{len(data) - at:,} bytes are left after the inputs; expected none")
         layout = BinaryLayout(tuple(placed), at) if len(placed) == len(given) else None
         return InferRequest(_id(content), _wanted(content, self._outputs), layout, data, given)
 
@@ -175,10 +177,10 @@ def answer(
     name: str,
     version: str,
 ) -> tuple[bytes, dict[str, str]]:
-    """The body and the headers of the answer to a request: predictions, float32[n, T], those that are asked for.
+    """Returns the body and the headers of the answer to a request: the requested predictions, float32[n, T].
 
     Raises:
-        DataError: never; ValueError: a prediction that JSON cannot hold, NaN or infinite.
+        DataError: never; ValueError: JSON cannot hold a prediction that is NaN or infinite.
     """
     described, tail = [], []
     for wanted in request.outputs:
@@ -200,7 +202,7 @@ def answer(
 
 
 def metadata(signature: Signature, name: str, version: str) -> dict[str, object]:
-    """The answer to ``GET /v2/models/NAME``; ``datatypes`` are all that ids may have beside the one announced."""
+    """Returns the answer to ``GET /v2/models/NAME``. ``datatypes`` lists all datatypes that ids may have."""
     inputs: list[dict[str, object]] = []
     for each in signature.inputs:
         described: dict[str, object] = {"name": each.name, "datatype": each.datatype, "shape": [-1]}
@@ -214,13 +216,13 @@ def metadata(signature: Signature, name: str, version: str) -> dict[str, object]
 
 
 def _place(error: Exception) -> str:
-    """The place at which a body ceases to be JSON, or why it is none."""
+    """Returns the place at which a body stops being JSON, or the reason."""
     if isinstance(error, json.JSONDecodeError):
         return f" at line {error.lineno}, character {error.colno}"
     if isinstance(error, UnicodeDecodeError):
-        return f": byte {error.start:,} is no text in {error.encoding.upper()}"
+        return f": byte {error.start:,} is not text in {error.encoding.upper()}"
     if isinstance(error, RecursionError):
-        return ": lists or objects are nested too deep"
+        return ": lists or objects are nested too deeply"
     return f": a number has more than {sys.get_int_max_str_digits():,} digits"
 
 
@@ -233,25 +235,25 @@ def _length(text: str, size: int) -> int:
 def _parameters(tensor: Mapping[str, object], owner: str) -> Mapping[str, object]:
     parameters = tensor.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise DataError(f"{owner}: parameters are no object")
+        raise DataError(f"{owner}: parameters is not an object")
     return parameters
 
 
 def _id(content: Mapping[str, object]) -> str | None:
     found = content.get("id")
     if found is not None and not isinstance(found, str):
-        raise DataError("id is no string")
+        raise DataError("id is not a string")
     return found
 
 
 def _wanted(content: Mapping[str, object], outputs: Sequence[Output]) -> list[Wanted]:
-    """The outputs that a request asks for; all where it names none."""
+    """Returns the outputs that a request asks for; all of them by default."""
     binary = _flag(_parameters(content, "the request"), "binary_data_output", False, "the request")
     asked = content.get("outputs")
     if not asked:
         return [Wanted(place, binary) for place in range(len(outputs))]
     if not isinstance(asked, list):
-        raise DataError("outputs are no list; leave them out to get all")
+        raise DataError("outputs is not a list; leave it out to get all")
     places = {output.name: place for place, output in enumerate(outputs)}
     found: dict[str, Wanted] = {}
     for number, each in enumerate(asked):
@@ -263,7 +265,7 @@ def _wanted(content: Mapping[str, object], outputs: Sequence[Output]) -> list[Wa
             raise DataError(f"output {told!r}: the model has none of that name{nearest(told, places)}")
         whose = f"output {name!r}"
         if name in found:
-            raise DataError(f"{whose} is there twice")
+            raise DataError(f"{whose} occurs twice")
         found[name] = Wanted(places[name], _flag(_parameters(each, whose), "binary_data", binary, whose))
     return list(found.values())
 

@@ -1,14 +1,14 @@
-"""Tensors of a request to a batch: as the columns of a file are read, without a dataset.
+"""Turns tensors of a request into a batch, in the same way as columns of a file, without a dataset.
 
-Integers and numbers that need nothing done to them, which are most, are taken as they lie. Strings, times, weights and whatever is
-transformed go through the decoder that reads files, so that they mean the same.
+Integers and numbers that need no conversion, which is most of them, are copied directly. Strings, times, weights and
+transformed features go through the decoder for files, so that they mean the same.
 
 A tensor is a column:
 
     [n]        a value for each example; [n, 1] is the same
-    [n, L]     a list of L values for each
-    [M]        all examples' lists one after the other, where NAME.lengths, int32 or int64 [n], says how many each has
-    [1]        one value, or one list, for all examples, where others have n
+    [n, L]     a list of L values for each example
+    [M]        all examples' lists one after the other; NAME.lengths, int32 or int64 [n], has the length of each list
+    [1]        one value, or one list, for all examples, if other columns have n
 
 Shapes: n examples, F categorical and sequence features, X numeric features, M values of a column.
 """
@@ -41,17 +41,17 @@ from girih.serving.signature import LENGTHS, inputs_of
 from girih.serving.tensors import RequestTensor, datatype_of
 
 MOST_BYTES = 256 << 20
-"""Bytes of a column that is repeated for each example before it is read."""
+"""The limit in bytes of a column that is repeated for each example before it is read."""
 _WHERE = "request"
 _MOST_PLANS = 256
 
 
 class TooLarge(UserError, ValueError):
-    """A request of more examples, ids or bytes than the server takes."""
+    """A request with more examples, ids or bytes than the server accepts."""
 
 
 class RequestColumn(NamedTuple):
-    """A column of a request: values, where each example's list begins (None: one value each), how many examples have their own."""
+    """A column of a request: values, bounds of the examples' lists (None: one value each), number of examples."""
 
     values: Any
     offsets: NDArray[np.int64] | None
@@ -62,7 +62,7 @@ class RequestReader:
     """Reads requests for a schema.
 
     Args:
-        most_examples: of a request.
+        most_examples: the limit per request.
     """
 
     def __init__(self, schema: Schema, most_examples: int) -> None:
@@ -74,7 +74,7 @@ class RequestReader:
         self._lists = {name for feature in listed for name in _sources(feature)}
         self._plain = {f.name for f in schema.features if _is_plain(f)}
         self._quick = PlainReader(schema, self._plain, most_examples)
-        self._separators: dict[str, set[str]] = {}  # those at which strings of a column are split
+        self._separators: dict[str, set[str]] = {}  # the separators at which strings of a column are split
         for feature in schema.features:
             if not isinstance(feature, Numeric) and feature.separator:
                 for name in _sources(feature):
@@ -83,7 +83,7 @@ class RequestReader:
         self._buffers = Buffers()
 
     def read_request(self, request: InferRequest) -> Batch:
-        """:meth:`read` of the tensors of a request, by a shorter way where they are bytes that need nothing done to them."""
+        """Calls :meth:`read` with the tensors of a request, after trying the fast path for plain bytes."""
         if request.layout is not None:
             batch = self._quick.read(request.layout, request.data)
             if batch is not None:
@@ -91,16 +91,17 @@ class RequestReader:
         return self.read(request.tensors)
 
     def read(self, tensors: Mapping[str, RequestTensor]) -> Batch:
-        """A batch of the examples of a request, its numbers not standardized yet.
+        """Returns a batch of a request's examples, with numbers that are not yet standardized.
 
         Raises:
-            DataError: an input that is missing, that no feature reads, of a type that cannot serve, of a shape that disagrees with
-                the others', or a value that cannot be used; it names the input.
-            TooLarge: more examples than ``most_examples``, more than :data:`MOST_IDS` ids, or than :data:`MOST_BYTES` of a shared string.
+            DataError: an input is missing, is read by no feature, has an unusable type or value, or has a shape that
+                contradicts the others. The error names the input.
+            TooLarge: more examples than ``most_examples``, more than :data:`MOST_IDS` ids, or more than
+                :data:`MOST_BYTES` of a shared string.
         """
         columns = self._columns_in(tensors)
         size = self._size(columns)
-        features: list[tuple[Feature, int]] = []  # those for the decoder, with the rows that they are read of
+        features: list[tuple[Feature, int]] = []  # for the decoder, with their numbers of rows
         bags: list[BagColumn | None] = []
         for feature in self._schema.sparse:
             own = (
@@ -115,7 +116,7 @@ class RequestReader:
         for place, number in enumerate(self._schema.numeric):
             if number.name not in self._plain or not _fill(numeric, place, columns[number.source]):
                 features.append((number, self._rows_of(number, columns, size)))
-        if not np.isfinite(numeric).all() and numeric.size:  # the decoder says which, and what it should be
+        if not np.isfinite(numeric).all() and numeric.size:  # the decoder reports the value
             features = [(f, r) for f, r in features if not isinstance(f, Numeric)]
             features += [(f, self._rows_of(f, columns, size)) for f in self._schema.numeric]
         for num_rows in {rows for _, rows in features}:
@@ -123,7 +124,7 @@ class RequestReader:
         return _batch([each for each in bags if each is not None], numeric)
 
     def _columns_in(self, tensors: Mapping[str, RequestTensor]) -> dict[str, RequestColumn]:
-        """Each column that the schema reads."""
+        """Returns each column that the schema reads."""
         for name in tensors:
             if name not in self._known:
                 raise DataError(f"input {name!r}: no feature reads it{nearest(name, self._known)}")
@@ -134,7 +135,7 @@ class RequestReader:
                 raise DataError(f"input {name!r} is missing; expected {', '.join(self._columns)}")
             if tensor.datatype == "BOOL" and name in self._ids:
                 raise DataError(f"input {name!r}: BOOL; expected ids, which are integers or strings")
-            if len(tensor.shape) == 2 and tensor.shape[0] > self._most:  # before anything is made of so many
+            if len(tensor.shape) == 2 and tensor.shape[0] > self._most:  # before anything large is made
                 raise TooLarge(
                     f"{tensor.shape[0]:,} examples in one request; expected at most {self._most:,}: send several requests"
                 )
@@ -143,7 +144,7 @@ class RequestReader:
         return found
 
     def _size(self, columns: Mapping[str, RequestColumn]) -> int:
-        """n, which all columns agree on that do not hold for all examples."""
+        """Returns n. All columns must agree on it, except those that hold for all examples."""
         size = max((column.num_rows for column in columns.values()), default=0)
         largest = next(name for name, column in columns.items() if column.num_rows == size)
         if any(column.num_rows == 0 for column in columns.values()):
@@ -167,7 +168,7 @@ class RequestReader:
         return size
 
     def _lengths_missing(self, columns: Mapping[str, RequestColumn], *names: str) -> str:
-        """Says what else is expected where one of some columns has lists, and no lengths of them were given."""
+        """Describes the missing lengths, if one of the columns must have lists but none were given."""
         for name in names:
             values, offsets, _ = columns[name]
             is_split = name in self._separators and isinstance(values, pa.Array)
@@ -176,7 +177,7 @@ class RequestReader:
         return ""
 
     def _num_values(self, name: str, column: RequestColumn) -> int:
-        """Counts the values of a column, once its strings are split."""
+        """Counts the values of a column after its strings are split."""
         values, separators = column.values, self._separators.get(name)
         is_split = separators is not None and column.offsets is None
         if not (is_split and isinstance(values, pa.Array) and is_string(values.type)):
@@ -187,7 +188,7 @@ class RequestReader:
     def _plain_bags(
         self, feature: Categorical | SequenceFeature, column: RequestColumn, size: int
     ) -> BagColumn | None:
-        """The ids of a feature that are integers; None where the decoder is to read them."""
+        """Returns the ids of a feature with integer ids; None if the decoder must read them."""
         ids, offsets, num_rows = column
         if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
             return None
@@ -197,7 +198,7 @@ class RequestReader:
         return _repeated(BagColumn(ids, offsets), num_rows, size)
 
     def _rows_of(self, feature: Feature, columns: Mapping[str, RequestColumn], size: int) -> int:
-        """1 where all examples share what a feature reads, else n."""
+        """Returns 1 if all examples share the feature's columns, else n."""
         return max(columns[name].num_rows for name in _sources(feature)) if size > 1 else size
 
     def _decode(
@@ -208,7 +209,7 @@ class RequestReader:
         bags: list[BagColumn | None],
         numeric: NDArray[np.float32],
     ) -> None:
-        """Fills in what features read of columns of so many rows, repeated where that is 1 and there are more examples."""
+        """Decodes the features of columns with ``num_rows`` rows. One row is repeated for all examples."""
         names = list(dict.fromkeys(name for feature in features for name in _sources(feature)))
         table = pa.table({name: _arrow(name, columns[name], num_rows) for name in names})
         plan = self._plan([feature.name for feature in features], table)
@@ -225,7 +226,7 @@ class RequestReader:
             numeric[:, places[number.name]] = values
 
     def _plan(self, names: Sequence[str], table: pa.Table) -> ReadPlan:
-        """The plan by which the decoder reads a table; made once for columns of these types."""
+        """Returns the decoder's plan for a table; made once for columns of these types."""
         key = (*names, *table.schema.types)
         plan = self._plans.get(key)
         if plan is None:
@@ -241,14 +242,14 @@ class RequestReader:
 
 
 def _in_their_words(message: str, kinds: Sequence[object]) -> str:
-    """Says what is wrong with the type of a column, with datatypes of the protocol, and without how files would be mended."""
+    """Rewrites an error about a column's type with datatypes of the protocol, and without the advice for files."""
     for kind in kinds:
         message = message.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")
     return message.partition("; cast the column")[0]
 
 
 def _is_plain(feature: Feature) -> bool:
-    """Whether values that are integers, or numbers, are taken as they are."""
+    """Returns whether the feature's integers or numbers need no conversion."""
     if isinstance(feature, Numeric):
         return not set(feature.transform) - {"standardize"}
     if isinstance(feature, Categorical) and (
@@ -264,7 +265,7 @@ def _sources(feature: Feature) -> list[str]:
 
 
 def _column(tensor: RequestTensor, lengths: RequestTensor | None) -> RequestColumn:
-    """A tensor, and the lengths of its lists if they have any, as a column."""
+    """Returns a tensor, with the lengths of its lists if it has any, as a column."""
     if lengths is not None:
         return RequestColumn(tensor.values, _offsets(tensor, lengths), lengths.num_values)
     num_rows = tensor.shape[0]
@@ -274,7 +275,7 @@ def _column(tensor: RequestTensor, lengths: RequestTensor | None) -> RequestColu
 
 
 def _offsets(tensor: RequestTensor, lengths: RequestTensor) -> NDArray[np.int64]:
-    """int64[n+1]: where each example's list begins, and the last one's ends."""
+    """Returns the bounds of each example's list, int64[n+1]."""
     given, name = lengths.values, tensor.name
     if (
         lengths.datatype not in ("INT32", "INT64")
@@ -286,7 +287,7 @@ def _offsets(tensor: RequestTensor, lengths: RequestTensor) -> NDArray[np.int64]
         )
     if len(tensor.shape) != 1:
         raise DataError(
-            f"input {name!r}: a shape of {list(tensor.shape)} beside {lengths.name!r}; expected [M], all lists one after the other"
+            f"input {name!r}: a shape of {list(tensor.shape)}, but {lengths.name!r} is given; expected [M], all lists one after the other"
         )
     if len(given) and (given.min() < 0 or given.max() > tensor.num_values):
         raise DataError(
@@ -302,21 +303,21 @@ def _offsets(tensor: RequestTensor, lengths: RequestTensor) -> NDArray[np.int64]
 
 
 def _fill(numeric: NDArray[np.float32], place: int, column: RequestColumn) -> bool:
-    """Writes a numeric feature's column; False where the decoder is to read it."""
+    """Writes a numeric feature's column; False if the decoder must read it."""
     values = column.values
     if column.offsets is not None or not isinstance(values, np.ndarray):
         return False
     if values.dtype.kind not in "fiu":
         return False
     if values.dtype.kind != "f":
-        values = values.astype(np.float64)  # as the decoder does it
-    with np.errstate(over="ignore"):  # what does not fit becomes inf, and is found
+        values = values.astype(np.float64)  # the decoder converts in the same way
+    with np.errstate(over="ignore"):  # numbers beyond float32 become inf, and are found later
         numeric[:, place] = values
     return True
 
 
 def _repeated(bags: BagColumn, num_rows: int, size: int) -> BagColumn:
-    """The bags of one example for all; those of n as they are."""
+    """Repeats the bags of one example for all; returns bags of n examples unchanged."""
     if num_rows == size:
         return bags
     ids, offsets, weights = bags
@@ -325,10 +326,10 @@ def _repeated(bags: BagColumn, num_rows: int, size: int) -> BagColumn:
 
 
 def _arrow(name: str, column: RequestColumn, num_rows: int) -> pa.Array:
-    """A column of so many rows as Arrow has it.
+    """Returns a column with ``num_rows`` rows as an Arrow array.
 
     Raises:
-        TooLarge: it is repeated, and takes more than :data:`MOST_BYTES` then.
+        TooLarge: the column is repeated, and then has more than :data:`MOST_BYTES`.
     """
     values = column.values if isinstance(column.values, pa.Array) else pa.array(column.values)
     if column.offsets is not None:
@@ -344,7 +345,7 @@ def _arrow(name: str, column: RequestColumn, num_rows: int) -> pa.Array:
 
 
 def _batch(bags: Sequence[BagColumn], numeric: NDArray[np.float32]) -> Batch:
-    """A batch of the bags of all features, int64[N], and numbers, float32[n, X]."""
+    """Returns a batch of the bags of all features, int64[N], and numbers, float32[n, X]."""
     size = len(numeric)
     if all(each.offsets is None for each in bags):
         offsets = single_bags(len(bags) * size)

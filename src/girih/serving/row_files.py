@@ -1,4 +1,4 @@
-"""Files of rows that servers map: written from parts of a checkpoint or of segments, and merged so that a stack stays short.
+"""Files of rows that servers map: written from parts of checkpoints or segments, and merged to keep stacks short.
 
 Shapes: K keys of a chunk, W columns of a row.
 """
@@ -20,14 +20,15 @@ from girih.store.mapped import MappedFile, MappedWriter, merge
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 GROWTH = 2
-"""A file of a stack knows more than so many times the keys of all newer ones together; so thirteen files are enough for a million segments."""
+"""A file of a stack has more than this factor times the keys of all newer files, so 13 files suffice for a million segments."""
 
 
 class RowsPart(Protocol):
     """A part of a checkpoint or a segment: rows of some shard.
 
     Attributes:
-        where: its name in errors. tables: rows of each, in the order of their numbers. left: keys that have no row any more.
+        where: its name in errors. tables: rows of each, in the order of their numbers. left: keys that have no row any
+            more.
     """
 
     where: str
@@ -35,24 +36,24 @@ class RowsPart(Protocol):
     left: tuple[Longs, Ints]
 
     def chunks(self, spec: GroupSpec) -> Iterator[tuple[Longs, Ints, Floats]]:
-        """Some rows at a time, with the columns of a group: ids int64[K], tables of the part int32[K], rows float32[K, W].
+        """Yields rows in chunks, with a group's columns: ids int64[K], part's tables int32[K], rows float32[K, W].
 
         Raises:
-            CheckpointError: damaged, or it has other columns.
+            CheckpointError: the part is damaged, or has other columns.
         """
 
 
 def write_rows(
     path: Path, group: Group, sources: Sequence[Sequence[RowsPart]], *, durable: bool = False
 ) -> RowsFile:
-    """Writes what some segments, or a checkpoint, say of a group's tables as one file.
+    """Writes the rows of a group's tables, from some segments or a checkpoint, as one file.
 
     Args:
-        sources: the parts of each, the newest first.
-        durable: waits until the disk has it all.
+        sources: the parts of each segment, newest first.
+        durable: True waits until the disk has all of it.
 
     Raises:
-        CheckpointError: a part is damaged, or of other columns. StorageFullError: the disk is full.
+        CheckpointError: a part is damaged, or has other columns. StorageFullError: the disk is full.
     """
     spec = group.spec
     numbers = {table.name: number for number, table in enumerate(spec.tables)}
@@ -69,7 +70,7 @@ def write_rows(
                     taken = _of_group(number_of, ids, theirs, rows)
                     if writer.add(*taken) != len(taken[0]) and len(sources) == 1:
                         raise CheckpointError(
-                            f"{part.where}: damaged: a key is there twice; use another checkpoint"
+                            f"{part.where}: damaged: a key occurs twice; use another checkpoint"
                         )
             for keys in left:
                 writer.bury(*keys)
@@ -77,7 +78,7 @@ def write_rows(
 
 
 def most_to_merge(files: Sequence[RowsFile]) -> int:
-    """Counts the newest files of a stack that are to be one; 0 for none."""
+    """Returns the number of newest files of a stack that should be merged into one; 0 for none."""
     keys, found = 0, 0
     for number, file in enumerate(files):
         if number and keys * GROWTH >= file.keys:
@@ -87,10 +88,10 @@ def most_to_merge(files: Sequence[RowsFile]) -> int:
 
 
 class Merging:
-    """Files that are merged in the background, those of one group at a time.
+    """Merges files in the background, for one group at a time.
 
     Attributes:
-        name: of the file that they become; None while nothing is being merged.
+        name: the merged file's name; None while nothing is being merged.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class Merging:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being merged."""
+        """True if nothing is being merged."""
         return self._under_way is None
 
     def begin(
@@ -109,7 +110,7 @@ class Merging:
         """Begins to merge the newest files of a group's stack.
 
         Args:
-            number: of the group. whole: whether these are all files of the stack.
+            number: the group's number. whole: True if these are all files of the stack.
         """
         mapped = [MappedFile(path.parent / file.name) for file in files]
 
@@ -120,10 +121,10 @@ class Merging:
         self._under_way = number, tuple(files), self._worker.submit(work)
 
     def result(self) -> tuple[int, tuple[RowsFile, ...], RowsFile] | None:
-        """The group, the files that were merged, and the one that they are now; None while there is nothing new.
+        """Returns the group, the old files, and the merged file; None if nothing new is finished.
 
         Raises:
-            StorageFullError: the disk is full; the files are as they were.
+            StorageFullError: the disk is full. The files have not changed.
         """
         if self._under_way is None or not self._under_way[2].done():
             return None
@@ -132,12 +133,12 @@ class Merging:
         return number, files, future.result()
 
     def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for the merge in progress."""
         self._worker.shutdown()
 
 
 def replaced(files: Sequence[RowsFile], merged: Sequence[RowsFile], by: RowsFile) -> list[RowsFile] | None:
-    """The files of a stack with one in place of those that it was merged of; None where they are not there any more."""
+    """Returns a stack's files with one file in place of the merged ones; None if those are gone."""
     size = len(merged)
     for start in range(len(files) - size + 1):
         if tuple(files[start : start + size]) == tuple(merged):
@@ -146,7 +147,7 @@ def replaced(files: Sequence[RowsFile], merged: Sequence[RowsFile], by: RowsFile
 
 
 def _of_group(number_of: Ints, ids: Longs, theirs: Ints, *more: Floats) -> tuple[NDArray[Any], ...]:
-    """The keys of a group's tables, by its own numbers, and what belongs to them.
+    """Returns the keys of a group's tables, by the group's table numbers, and their values.
 
     Args:
         number_of: the group's number of each table of a part, -1 for others. theirs: the part's numbers.

@@ -1,7 +1,6 @@
-"""One version of a model as a server has it: rows in mapped files, a dense half, and all that turns a batch into predictions.
+"""One version of a model as a server holds it: rows in mapped files, a dense half, and its predictions.
 
-A server answers each request by one :class:`Served` from begin to end, and moves to another version by putting another one in its
-place.
+One :class:`Served` answers a whole request. To change the version, the server replaces this object.
 
 Shapes: B examples, F categorical and sequence features, T labels.
 """
@@ -41,7 +40,7 @@ class ModelVersion:
     """The version of a model that answers.
 
     Attributes:
-        step: steps of training in it. number: of the last published segment in it, 0 for an export as it is.
+        step: its training steps. number: its last published segment, 0 for an export.
     """
 
     step: int
@@ -52,12 +51,12 @@ class ModelVersion:
 
 
 class Served:
-    """One version of a model. One thread at a time may use it; stacks, and the dense half, may be shared by several versions.
+    """One version of a model. One thread at a time may use it. Versions may share stacks and the dense half.
 
     Args:
-        groups: of tables. stacks: the rows of each, newest files first.
-        spec: of the dense half. dense: that half, where there is one already; else it is made.
-        normalization: of numeric features. schema: of the model. version: what answers name.
+        groups: the embedding groups. stacks: the rows of each group, newest files first.
+        spec: describes the dense half. dense: an existing dense half; by default a new one is made.
+        normalization: for numeric features. schema: the model's. version: named in answers.
     """
 
     def __init__(
@@ -78,10 +77,10 @@ class Served:
             self.dense.flatten(spec, schema, lambda batch: self._sparse.peek(batch).wait())
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
-        """Predictions, float32[B, T], as ``girih predict`` gives them.
+        """Returns predictions, float32[B, T], equal to those of ``girih predict``.
 
         Args:
-            batch: at least one example, its numbers not standardized yet.
+            batch: at least one example, with numbers that are not yet standardized.
         """
         batch = self.normalization.apply(batch)
         logits = self.dense.predict(batch, self._sparse.peek(batch).wait())
@@ -94,15 +93,15 @@ class Served:
         parameters: Mapping[str, Tensor] | None = None,
         normalization: NormalizationStats | None = None,
     ) -> Served:
-        """Another version of the same model; this one stays as it is.
+        """Returns another version of the same model. This version does not change.
 
         Args:
-            files: those of each group's stack, newest first; files that this one has may be among them.
-            parameters: of the dense half, all of them by name; None keeps those that are there.
-            normalization: None keeps this one's.
+            files: those of each group's stack, newest first. They may include files of this version.
+            parameters: all parameters of the dense half by name; None keeps the current ones.
+            normalization: None keeps the current one.
 
         Raises:
-            CheckpointError: rows or parameters of another model.
+            CheckpointError: rows or parameters are of another model.
         """
         stacks = [Stack(group.spec, own) for group, own in zip(self.groups, files, strict=True)]
         spec, dense = self.spec, self.dense
@@ -114,10 +113,10 @@ class Served:
 
 
 def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: object) -> nn.Module:
-    """The module with these parameters and buffers.
+    """Returns the module with these parameters and buffers.
 
     Raises:
-        CheckpointError: they are another model's.
+        CheckpointError: they are of another model.
     """
     with refusing(where, AGAIN, fault="parameters of another model"):
         check_dtypes(parameters, module.state_dict())
@@ -126,10 +125,10 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: object) -
 
 
 class ServedNet(Replica):
-    """A replica whose module is called by straight-line code, where there is such.
+    """A replica that computes its module by straight-line code, if possible.
 
     Args:
-        by: of a module like this one; None has the module called as it is.
+        by: the code of an equal module; None calls the module itself.
     """
 
     def __init__(self, spec: DenseSpec, by: FlatForward | None = None) -> None:
@@ -148,21 +147,21 @@ class ServedNet(Replica):
         """Finds straight-line code for the module.
 
         Args:
-            spec: that of this half. read: reads the rows of a batch.
+            spec: describes this half. read: reads the rows of a batch.
         """
         batch = example_batch(schema)
         self.flat_forward = flatten_module(spec, torch.from_numpy(batch.numeric), read(batch))
 
 
 def example_batch(schema: Schema) -> Batch:
-    """A few examples: one id for each feature, and lists of several lengths for sequences."""
+    """Returns a few examples: one id for each feature, and lists of several lengths for sequences."""
     rng = np.random.default_rng(0)
     lengths = np.ones((len(schema.sparse), _EXAMPLES), np.int64)
     for place, feature in enumerate(schema.sparse):
         if isinstance(feature, SequenceFeature):
             lengths[place] = rng.integers(1, _LONGEST + 1, _EXAMPLES)
     return Batch(
-        ids=rng.integers(0, 2, int(lengths.sum())),  # a domain, say, has no others
+        ids=rng.integers(0, 2, int(lengths.sum())),  # the ids that every domain has
         offsets=np.concatenate([[0], lengths.reshape(-1).cumsum()]).astype(np.int32),
         numeric=rng.normal(size=(_EXAMPLES, len(schema.numeric))).astype(np.float32),
         labels=np.empty((_EXAMPLES, 0), np.float32),

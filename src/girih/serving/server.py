@@ -1,8 +1,7 @@
-"""A server as processes: one that answers itself, or several workers that share its port, and one that looks after them.
+"""A server as processes: either one process that answers, or several workers that share its port, and their supervisor.
 
-Workers are started anew as processes of their own, with the socket handed over: they all wait for connections at the same one.
-They end when the pipe that they were given is closed, so that none outlives who looks after it. A worker is
-``python -m girih.serving.server DESCRIPTOR``.
+Workers are new processes that inherit the socket: all of them accept connections from it. They end when their pipe is
+closed, so no worker outlives its supervisor. A worker is ``python -m girih.serving.server DESCRIPTOR``.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from girih.serving.signature import check_all, check_name
 _BACKLOG = 2048
 _LOOK_EVERY_S = 0.2
 _SWITCH_S = 0.0005
-"""A thread that wants to run waits for another one so long; Python has ten times that."""
+"""The time that a thread waits for another one; Python's default is ten times longer."""
 _SHORT_LIFE_S = 10.0
 _MOST_SHORT_LIVES = 3
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A socket with the address of a server, which does not listen yet: who connects before the model is there is refused.
+    """Returns a socket with the server's address, not yet listening: clients are refused until the model is loaded.
 
     Raises:
         ConfigError: the port is taken, or the host is not an address of this machine.
@@ -53,7 +52,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
         ) from None
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # connections have it from here: asyncio does not know that they are TCP's, and an answer would wait 40 ms for its own head to be acknowledged
+    # Connections inherit this option. asyncio does not set it, because it does not recognize them as TCP. Without it,
+    # an answer waits 40 ms until its headers are acknowledged.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listening.bind((host, port))
@@ -69,7 +69,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """``http://HOST:PORT``."""
+    """Returns the address as ``http://HOST:PORT``."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -77,15 +77,16 @@ def address_of(listening: socket.socket) -> str:
 def serve(
     directory: Path, name: str, options: ServeOptions, ready: Notify, notify: Notify, *, follow: bool = False
 ) -> None:
-    """Answers until a signal comes.
+    """Answers until a signal arrives.
 
     Args:
-        directory: of an exported model. name: of the model, for clients.
-        ready: receives a line once it answers. notify: receives a line on every other event.
-        follow: whether the directory is that of a follower, whose newest version answers.
+        directory: the exported model. name: the model's name for clients.
+        ready: receives a line when the server answers. notify: receives a line on every other event.
+        follow: True if the directory is a follower's, whose newest version answers.
 
     Raises:
-        ConfigError: the address cannot be had, the name has a slash, or a package is missing. KeyboardInterrupt: the signal.
+        ConfigError: the address is not available, the name has a slash, or a package is missing.
+        KeyboardInterrupt: a signal arrived.
     """
     check_name(name)
     require_packages()
@@ -110,10 +111,10 @@ def answer(
     verify: bool = True,
     follow: bool = False,
 ) -> None:
-    """Answers in this process; its numbers of threads are set.
+    """Answers in this process, with its number of threads.
 
     Args:
-        ready: called when it begins to. verify: whether checksums are compared first. follow: see :func:`serve`.
+        ready: called when it begins to answer. verify: True compares checksums first. follow: see :func:`serve`.
     """
     import torch
 
@@ -127,7 +128,7 @@ def answer(
     clients = Clients(options)
 
     async def listen() -> None:
-        """Answers until a signal comes, and then to the end of what is under way."""
+        """Answers until a signal arrives, then finishes the requests in progress."""
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ending.set)
@@ -136,11 +137,11 @@ def answer(
         )
         ready()
         await ending.wait()
-        loop.remove_signal_handler(signal.SIGINT)  # another one ends it at once
+        loop.remove_signal_handler(signal.SIGINT)  # a second signal ends the process at once
         accepting.close()
         await clients.end()
 
-    # a version that is being opened lets a request go first; and what is here by now, the collector need not look through again
+    # opening a version yields to requests soon, and the garbage collector skips the objects that exist now
     sys.setswitchinterval(_SWITCH_S)
     gc.freeze()
     host, port = listening.getsockname()[:2]
@@ -149,21 +150,21 @@ def answer(
         with watching(opened, server.replace) if follow else contextlib.nullcontext():
             try:
                 asyncio.run(listen())
-            finally:  # the loop has left others
+            finally:  # the event loop has replaced the handlers
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # bound by somebody else too, who listened first
+        if error.errno == errno.EADDRINUSE:  # another process bound the port too, and listened first
             raise _port_in_use(host, port) from None
         raise
     raise KeyboardInterrupt
 
 
 def require_packages() -> None:
-    """Refuses to serve without the packages that do it.
+    """Checks that the packages for serving are installed.
 
     Raises:
-        ConfigError: names the one that is missing.
+        ConfigError: a package is missing; names it.
     """
     try:
         import httptools  # noqa: F401
@@ -174,10 +175,10 @@ def require_packages() -> None:
 
 
 class Workers(contextlib.AbstractContextManager["Workers"]):
-    """Processes that answer at one socket; all of them do when this is entered.
+    """Processes that answer at one socket. On entry all of them answer.
 
     Raises:
-        ConfigError: one of them could not begin.
+        ConfigError: a worker could not begin.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         *,
         follow: bool = False,
     ) -> None:
-        if not follow:  # a follower has checked what it has
+        if not follow:  # a follower has already checked its files
             check_all(directory)  # once for all workers
         ahead.make_ready(ahead.serving(), notify)
         order = {"directory": str(directory), "name": name, "options": asdict(options), "follow": follow}
@@ -222,10 +223,10 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
             raise
 
     def watch(self) -> None:
-        """Starts those anew that end; returns never.
+        """Restarts workers that end. Never returns.
 
         Raises:
-            RoleError: they end again and again.
+            RoleError: workers end again and again.
         """
         while True:
             time.sleep(_LOOK_EVERY_S)
@@ -243,7 +244,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         multiprocess.mark_process_dead(pid, self._shared.name)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Ends all workers; those that do not end in time are killed."""
+        """Ends all workers, and kills those that do not end in time."""
         for worker in self._workers:
             worker.process.terminate()
         deadline = time.monotonic() + DRAIN_S + 1
@@ -257,10 +258,10 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
 
 
 def worker(descriptor: int, pipe: IO[str]) -> None:
-    """A worker's work.
+    """Runs a worker.
 
     Args:
-        descriptor: of the socket. pipe: the pipe that begins with what to serve; its end means that this process is to end.
+        descriptor: the socket. pipe: begins with the instructions. When it ends, this process must end.
     """
     instructions: dict[str, Any] = json.loads(pipe.readline())
     options = ServeOptions(**instructions["options"])
@@ -279,7 +280,7 @@ def _port_in_use(host: str, port: int) -> ConfigError:
 
 
 def main() -> int:
-    """Answers until it is told to end; returns the status of the process."""
+    """Answers until it must end. Returns the status of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     process_settings.defer_dynamo()

@@ -1,7 +1,7 @@
-"""``signature.json`` of a directory that servers read: what goes in, what comes out, and which files are the model.
+"""``signature.json`` of a directory that servers read: the model's inputs, outputs and files.
 
-An export is such a directory, written once. A follower keeps one too, and replaces this file whenever it has another version. The
-file is written last, so a directory is whole when it is there. A checksum of all else in it comes first.
+An export is such a directory, written once. A follower has one too, and replaces this file for each new version. The
+file is written last, so a directory with it is complete. The file begins with a checksum of the rest of its content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "signature.json"
 FORMAT = 3
 AGAIN = "export the model again"
 LENGTHS = ".lengths"
-"""Behind the name of an input: the tensor that says how many values each example has of it."""
+"""The suffix of the tensor with the number of an input's values in each example."""
 PREDICTION = "prediction"
 
 
@@ -36,10 +36,11 @@ class Input:
     """A column of examples that the model reads.
 
     Attributes:
-        name: the column, as in the data that it was trained on.
+        name: the column in the training data.
         kind: ``ids``, ``numbers``, ``weights`` or ``times``.
-        datatype: of the Open Inference Protocol, as it is announced; ids may be strings (BYTES) or integers of any width.
-        sequence: whether examples have lists of it, as a rule.
+        datatype: the announced datatype of the Open Inference Protocol. Ids may also be strings (BYTES) or any
+            integers.
+        sequence: True if examples usually have lists of values.
         features: names of the features that read it.
     """
 
@@ -52,7 +53,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """A label's predictions, FP32 [n]: probabilities, or the output itself where its loss is ``mse`` or ``huber``."""
+    """A label's predictions, FP32 [n]: probabilities, or the raw output if its loss is ``mse`` or ``huber``."""
 
     name: str
     label: str
@@ -62,7 +63,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFile:
-    """A file, and how it is known again."""
+    """A file, with its size and checksum."""
 
     name: str
     bytes: Count
@@ -70,7 +71,7 @@ class ModelFile:
 
     @classmethod
     def of(cls, path: Path) -> ModelFile:
-        """The facts of a file that was written."""
+        """Returns the facts of a written file."""
         with open_file(path, path.parent, AGAIN) as file:
             content = file.read()
         return cls(name=path.name, bytes=len(content), crc32=zlib.crc32(content))
@@ -78,14 +79,14 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsFile(ModelFile):
-    """A file of rows, see :mod:`girih.store.mapped.file`: its keys with a row, and those that have none any more."""
+    """A file of rows, see :mod:`girih.store.mapped.file`: its keys with a row, and its buried keys."""
 
     rows: Count
     buried: Count
 
     @property
     def keys(self) -> int:
-        """Keys that it knows, with a row or buried."""
+        """The number of its keys, with a row or buried."""
         return self.rows + self.buried
 
     @property
@@ -95,7 +96,7 @@ class RowsFile(ModelFile):
 
     @classmethod
     def written(cls, path: Path, facts: MappedFileFacts) -> RowsFile:
-        """A file that was written."""
+        """Returns the facts of a written file."""
         return cls(name=path.name, **facts.to_dict())
 
 
@@ -105,7 +106,7 @@ class Dense:
 
     Attributes:
         parameters: parameters and buffers by name, as safetensors.
-        program: the operators of the net, see :mod:`girih.serving.dense_graph`; None if a class makes it.
+        program: the operators of the net, see :mod:`girih.serving.dense_graph`; None if a class makes the net.
         onnx: the net as ONNX; None if there is none.
         inputs: the tensors that both take, in order: ``numeric``, then embeddings; see :mod:`girih.serving.program`.
     """
@@ -117,20 +118,20 @@ class Dense:
 
     @property
     def files(self) -> list[ModelFile]:
-        """All of them."""
+        """All files of the dense half."""
         return [file for file in (self.parameters, self.program, self.onnx) if file is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signature(ModelDescription):
-    """``signature.json``.
+    """The content of ``signature.json``.
 
     Attributes:
-        step: steps that the model was trained for. inputs, outputs: see above.
-        rows: of each group, in the order of :func:`~girih.sparse.groups.pack.served_groups`, its files, newest first.
-        source: of an export, the checkpoint's name and a checksum of its parts; of a follower, the address of the log.
-        name: of an export. final: whether the run ended with these weights.
-        number: of the version, 0 for an export. run, epoch: of the process that published it.
+        step: the model's training steps. inputs, outputs: see above.
+        rows: files of each group, newest first, in the order of :func:`~girih.sparse.groups.pack.served_groups`.
+        source: for an export, the checkpoint's name and the checksum of its parts; for a follower, the log's address.
+        name: the name of an export. final: True if the run ended with these weights.
+        number: the version, 0 for an export. run, epoch: the run and epoch of the publishing process.
     """
 
     step: Count
@@ -153,18 +154,19 @@ class Signature(ModelDescription):
         return [*self.dense.files, *(file for files in self.rows for file in files)]
 
     def write(self, directory: Path) -> None:
-        """Writes it whole: what it describes is the version in the directory from then on."""
+        """Writes the file whole. From then on the directory holds the described version."""
         write_whole(directory / NAME, seal(asdict(self), indent=1).decode())
 
     @classmethod
     def read(cls, directory: Path, fix: str = AGAIN) -> Signature:
-        """Reads it; the other files are not looked at.
+        """Reads the file, and no other files.
 
         Args:
             fix: the advice in errors.
 
         Raises:
-            MissingFileError: there is none, so this is no whole export. CheckpointError: damaged, or of another format.
+            MissingFileError: the file is missing, so the export is not whole. CheckpointError: it is damaged, or of
+                another format.
         """
         path = directory / NAME
         try:
@@ -179,10 +181,10 @@ class Signature(ModelDescription):
 
 
 def check_name(name: str) -> None:
-    """Refuses names of models that no path of a request can hold.
+    """Refuses names of models that do not fit into the path of a request.
 
     Raises:
-        ConfigError: it has a slash.
+        ConfigError: the name has a slash.
     """
     if "/" in name:
         raise ConfigError(
@@ -191,12 +193,12 @@ def check_name(name: str) -> None:
 
 
 def inputs_of(schema: Schema) -> tuple[Input, ...]:
-    """The columns that a schema's features read, in the order in which they are first read."""
+    """Returns the columns that a schema's features read, in the order in which they are first read."""
     return tuple(_input(name, schema) for name in columns_of(schema))
 
 
 def outputs_of(schema: Schema) -> tuple[Output, ...]:
-    """An output for each label, named as the columns of ``girih predict``."""
+    """Returns an output for each label, named like the columns of ``girih predict``."""
     labels, losses = schema.labels.names, schema.labels.losses
     names = [PREDICTION] if len(labels) == 1 else [f"{PREDICTION}_{label}" for label in labels]
     return tuple(
@@ -233,10 +235,10 @@ def _kind_of(feature: Feature) -> tuple[str, str, bool]:
 
 
 def read_file(directory: Path, facts: ModelFile) -> bytes:
-    """The content of a file of a model.
+    """Returns the content of a file of a model.
 
     Raises:
-        MissingFileError: it is gone. CheckpointError: damaged.
+        MissingFileError: the file is gone. CheckpointError: it is damaged.
     """
     path = directory / facts.name
     with open_file(path, directory, AGAIN) as file:
@@ -247,10 +249,10 @@ def read_file(directory: Path, facts: ModelFile) -> bytes:
 
 
 def check_all(directory: Path) -> None:
-    """Reads all files of a directory, and nothing into memory.
+    """Checks all files of a directory, without keeping them in memory.
 
     Raises:
-        MissingFileError: one is gone. CheckpointError: one is damaged; names it.
+        MissingFileError: a file is gone. CheckpointError: a file is damaged; names it.
     """
     signature = Signature.read(directory)
     for files in signature.rows:

@@ -1,4 +1,4 @@
-"""Tensors of requests and answers, as the Open Inference Protocol has them: in JSON, or as bytes behind it.
+"""Tensors of requests and answers of the Open Inference Protocol: in JSON, or as bytes after the JSON.
 
 Shapes: M values of a tensor.
 """
@@ -33,11 +33,11 @@ _ARROW = {name: pa.from_numpy_dtype(dtype) for name, dtype in NUMPY.items()} | {
 _OF_JSON: dict[str, tuple[type, ...]] = {
     name: {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,)) for name, dtype in NUMPY.items()
 } | {BYTES: (str,)}
-"""Types of values in JSON that a datatype takes."""
+"""The types of JSON values that a datatype accepts."""
 INTEGERS = tuple(name for name, dtype in NUMPY.items() if dtype.kind in "iu")
 _MOST_DIMS = 2
 _MOST_SHOWN = 40
-"""Characters of a value that an error shows."""
+"""The number of characters of a value that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class RequestTensor:
     """One tensor of a request.
 
     Attributes:
-        shape: [n], or [n, L]. values: M values, row by row: an array of numpy, or one of Arrow, for strings and where some are null.
+        shape: [n], or [n, L]. values: M values, row by row: an array of numpy; or of Arrow, for strings and missing
+            values.
     """
 
     name: str
@@ -60,10 +61,10 @@ class RequestTensor:
 
 
 def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: memoryview) -> RequestTensor:
-    """A tensor whose values are bytes behind the JSON: little-endian, or of strings each with its length before it.
+    """Returns a tensor whose values are bytes: little-endian, or strings, each after its length.
 
     Raises:
-        DataError: as many bytes as the tensor cannot have.
+        DataError: the number of bytes does not fit the tensor.
     """
     count = _num_values(name, shape)
     if datatype == BYTES:
@@ -77,17 +78,17 @@ def from_bytes(name: str, datatype: str, shape: tuple[int, ...], data: memoryvie
 
 
 def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> RequestTensor:
-    """A tensor whose values are a list in JSON, nested or flat; null is a missing value.
+    """Returns a tensor whose values are a nested or flat list in JSON. A null is a missing value.
 
     Raises:
-        DataError: not as many values as the shape says, or values of another type.
+        DataError: the number of values does not fit the shape, or a value has another type.
     """
     count = _num_values(name, shape)
     if not isinstance(data, list):
-        raise DataError(f"input {name!r}: data is no list; expected {count:,} values")
+        raise DataError(f"input {name!r}: data is not a list; expected {count:,} values")
     if len(shape) > 1 and data and isinstance(data[0], list):
         if not all(isinstance(row, list) for row in data):
-            raise DataError(f"input {name!r}: data mixes values and lists; expected either")
+            raise DataError(f"input {name!r}: data mixes values and lists; expected only one kind")
         if len(data) != shape[0] or any(len(row) != shape[1] for row in data):
             raise DataError(
                 f"input {name!r}: data has lists of other lengths than a shape of {list(shape)}; expected {shape[0]:,} lists of {shape[1]:,}"
@@ -115,20 +116,20 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 
 
 def _infinite(values: pa.Array, data: Sequence[JsonValue]) -> list[JsonValue]:
-    """The data that became infinite: some are numbers too large."""
-    numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)  # null is NaN there
+    """Returns the data that became infinite. Some are numbers that are too large."""
+    numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)  # null becomes NaN
     return [data[place] for place in np.flatnonzero(np.isinf(numbers)).tolist()]
 
 
 def _floats(datatype: str, data: Sequence[float | None]) -> pa.Array:
-    """Numbers as Arrow does not take them: integers beyond int64, and halves in its earlier versions."""
+    """Converts numbers that Arrow does not take: integers beyond int64, and half floats in its earlier versions."""
     missing = np.array([value is None for value in data], np.bool_)
     numbers = [0.0 if value is None else float(value) for value in data]
     return pa.array(np.array(numbers, NUMPY[datatype]), mask=missing)
 
 
 def _fits(datatype: str, value: JsonValue) -> bool:
-    """Whether a value of JSON is one of a datatype; null is of all."""
+    """Returns whether a JSON value fits a datatype. Null fits all."""
     if value is None:
         return True
     if type(value) not in _OF_JSON[datatype]:
@@ -145,7 +146,7 @@ def _fits(datatype: str, value: JsonValue) -> bool:
 
 
 def _refused(name: str, datatype: str, data: Sequence[JsonValue]) -> DataError:
-    """The error of data that hold a value of another type, or out of its range: the first one, as JSON writes it."""
+    """Returns the error for the first value of another type or out of range, written as JSON."""
     expected = f"expected values of {datatype}, {_described(datatype)}"
     for place, value in enumerate(data):
         if not _fits(datatype, value):
@@ -154,16 +155,14 @@ def _refused(name: str, datatype: str, data: Sequence[JsonValue]) -> DataError:
 
 
 def preview(value: object) -> str:
-    """A value of JSON as text, for errors: only its beginning is written, however long or deep it is."""
+    """Returns the beginning of a JSON value as text, for errors. The rest is never written, however long it is."""
     beginning = value[:_MOST_SHOWN] if isinstance(value, str) else value
-    pieces = islice(
-        json.JSONEncoder().iterencode(beginning), _MOST_SHOWN
-    )  # one by one, as they are asked for
+    pieces = islice(json.JSONEncoder().iterencode(beginning), _MOST_SHOWN)  # produced one by one, on demand
     return "".join(pieces)[:_MOST_SHOWN]
 
 
 def datatype_of(kind: pa.DataType) -> str:
-    """The datatype of a type of Arrow that a request's column has, with its lists if it has any."""
+    """Returns the datatype for the Arrow type of a request's column, with its lists if it has any."""
     if pa.types.is_large_list(kind):
         return f"lists of {datatype_of(kind.value_type)}"
     return next((name for name, arrow in _ARROW.items() if arrow == kind), BYTES)
@@ -171,7 +170,7 @@ def datatype_of(kind: pa.DataType) -> str:
 
 def _described(datatype: str) -> str:
     if datatype in (BYTES, "BOOL"):
-        return "strings of Unicode" if datatype == BYTES else "true and false"
+        return "Unicode strings" if datatype == BYTES else "true and false"
     if NUMPY[datatype].kind in "iu":
         bounds = np.iinfo(NUMPY[datatype])
         return f"integers from {bounds.min} to {bounds.max}"
@@ -179,10 +178,10 @@ def _described(datatype: str) -> str:
 
 
 def shape_of(name: str, sizes: object) -> tuple[int, ...]:
-    """The shape of a tensor, as JSON says it.
+    """Returns the shape of a tensor from JSON.
 
     Raises:
-        DataError: none, or of more than two dims.
+        DataError: there is no shape, or it has more than two dims.
     """
     dims = sizes if isinstance(sizes, list) else []
     if not 1 <= len(dims) <= _MOST_DIMS or not all(type(size) is int and size >= 0 for size in dims):
@@ -209,18 +208,18 @@ def _num_values(name: str, shape: Sequence[int]) -> int:
 
 
 def _strings(name: str, count: int, data: memoryview) -> pa.Array:
-    """Strings, each behind its length as uint32, as an Arrow array."""
+    """Returns strings, each after its length as uint32, as an Arrow array."""
     offsets = np.zeros(count + 1, np.int64)
     text = np.empty(max(0, len(data) - 4 * count), np.uint8)
     taken = strings.unpack(sealed(np.frombuffer(data, np.uint8)), offsets, text)
     if taken != len(data):
         raise DataError(
-            f"input {name!r}: {len(data):,} bytes are not {count:,} strings, each behind its length of 4 bytes"
+            f"input {name!r}: {len(data):,} bytes are not {count:,} strings, each after its length of 4 bytes"
         )
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
     return pa.Array.from_buffers(pa.large_binary(), count, buffers)
 
 
 def to_bytes(values: NDArray[np.float32]) -> bytes:
-    """The values of an output behind the JSON."""
+    """Returns the values of an output as bytes."""
     return np.ascontiguousarray(values, "<f4").tobytes()

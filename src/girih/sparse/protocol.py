@@ -21,8 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.codecs import rows as index_codec
-from girih.comm.codecs import rows as value_codec
+from girih.comm.codecs import rows as row_codecs
 from girih.data.batch import Batch
 from girih.errors import WireError
 from girih.models.needs import SEQUENCE, Needs
@@ -118,7 +117,7 @@ class BatchCodec:
         """Packs a batch for :meth:`unpack_ids`: ids, bounds of bags, and weights where there are any."""
         if self.compress_ids and batch.num_examples:
             pooled = np.array(self.pooled)
-            return index_codec.pack(batch.ids, batch.offsets, batch.num_examples, pooled, batch.weights)
+            return row_codecs.pack(batch.ids, batch.offsets, batch.num_examples, pooled, batch.weights)
         plain: Arrays = (np.ascontiguousarray(batch.ids), np.ascontiguousarray(batch.offsets))
         return plain if batch.weights is None else (*plain, np.ascontiguousarray(batch.weights))
 
@@ -130,7 +129,7 @@ class BatchCodec:
         """
         weights: NDArray[Any] | None
         if self.compress_ids and num_examples:
-            ids, offsets, weights = index_codec.unpack(arrays)
+            ids, offsets, weights = row_codecs.unpack(arrays)
         else:
             if len(arrays) not in (2, 3) or any(array.ndim != 1 for array in arrays):
                 shapes = [list(array.shape) for array in arrays]
@@ -175,12 +174,12 @@ class BatchCodec:
 
 
 def _packed(rows: Sequence[NDArray[np.float32]]) -> Arrays:
-    return tuple(part for row in rows for part in (value_codec.shrink(row) if row.ndim > 1 else (row, row)))
+    return tuple(part for row in rows for part in (row_codecs.shrink(row) if row.ndim > 1 else (row, row)))
 
 
 def _unpacked(arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
     pairs = zip(arrays[::2], arrays[1::2], strict=True)
-    return [value_codec.grow(halves, scales) if halves.ndim > 1 else halves for halves, scales in pairs]
+    return [row_codecs.grow(halves, scales) if halves.ndim > 1 else halves for halves, scales in pairs]
 
 
 class DoneBatches:

@@ -1,7 +1,7 @@
-"""Counts of rows and events, and the bytes that rows cost: in memory, on disk, and in memory once a file was loaded.
+"""Counts of rows and events, and the bytes that rows take in memory and on disk.
 
-Columns have the names that they have in a snapshot; what has none there: ``neighbours`` (in the list of the
-table), ``padding``, ``index`` and the like.
+Columns have the same names as in a snapshot. Some parts of memory are not in snapshots, for example ``neighbours``
+(the links of a table's list), ``padding`` and ``index``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ROW_ALIGNMENT, _NEIGHBOURS, _PLACE = 8, 8, 8
 
 
 def disk_bytes(description: Description) -> dict[str, int]:
-    """Bytes of one row in a snapshot's file, by column; ``description`` is the file's."""
+    """Bytes of one row in a snapshot's file, by column. ``description`` is the file's."""
     return {column.name: column.num_bytes for column in columns_of(description)}
 
 
 def row_bytes(description: Description) -> dict[str, int]:
-    """Bytes of one row in memory, by column; with the index, all that a row takes.
+    """Bytes of one row in memory, by column. The index is the only other memory of a row.
 
-    ``description`` is that of a store, a snapshot or its file.
+    ``description`` comes from a store, a snapshot or a file.
     """
     columns = columns_of({**description, "linked": False})
     parts = {column.name: column.num_bytes for column in columns} | {"neighbours": _NEIGHBOURS}
@@ -33,25 +33,31 @@ def row_bytes(description: Description) -> dict[str, int]:
 
 
 def tiered_row_bytes(description: Description) -> dict[str, int]:
-    """Bytes of one row in the memory of a shard with tiers, by column, its values left out."""
+    """Bytes of one row in the memory of a shard with tiers, by column, without its values."""
     return {**row_bytes({**description, "segments": []}), "padding": 0, "place": _PLACE}
 
 
 def loaded_bytes(description: Description, num_rows: int) -> dict[str, int]:
-    """Bytes of ``num_rows`` rows in a store that has just loaded them, by part, Bloom filters left out."""
+    """Bytes of ``num_rows`` rows in a store that has just loaded them, by part, without Bloom filters."""
     rows = {name: size * num_rows for name, size in row_bytes(description).items()}
     return {"index": index_bytes(num_rows), **rows}
 
 
 def held_bytes(values: Values) -> dict[str, dict[str, int]]:
-    """Bytes ``used`` and ``reserved`` by part: all memory of a shard, but for what a call holds.
+    """Bytes ``used`` and ``reserved`` by part: all memory of a shard except the memory of running calls.
 
-    Beside the columns of live rows: ``free_rows`` had a key and wait for another one; ``unfilled`` was claimed
-    ahead of rows to come; ``next_index`` is what an index that grows has of its successor; ``header`` is whole
-    pages of the header, the description and the tables' ends and counters; ``saving`` is what verbs keep while
-    a save is under way (its reader has more); ``scratch`` is kept from call to call. Private memory is used
-    once it was touched; that of Bloom filters counts as a whole. Where there are tiers, ``slots`` hold the values of
-    hot rows and of those on their way, ``ssd_buffers`` what is written behind, and ``gpu_slots`` are in GPU memory.
+    The parts are the columns of live rows, and:
+
+    - ``free_rows``: rows that had a key and wait for another key.
+    - ``unfilled``: memory claimed for future rows.
+    - ``next_index``: the index that replaces a growing index, up to now.
+    - ``header``: whole pages of the header, the description, and the ends and counters of tables.
+    - ``saving``: records that verbs keep during a save (the save's reader has more).
+    - ``scratch``: memory kept between calls.
+    - With tiers: ``slots`` hold the values of hot rows and of rows in transit, ``ssd_buffers`` hold data that waits
+      to be written, and ``gpu_slots`` are in GPU memory.
+
+    Private memory counts as used after its first access. The memory of Bloom filters counts as a whole.
     """
     memory, tiers = values.memory, values.tier_bytes()
     arena, arrays = memory.arena, memory.arrays

@@ -1,10 +1,10 @@
 """The changes of a shard since a moment: rows that were made or moved, and keys whose rows left.
 
-Kernels note it, by a bit a row and a list of keys (:mod:`girih.kernels.cpu.saving`); so to take it costs time by the number of
-changes, and by an eighth of a byte for each row there ever was.
+Kernels record changes: one bit per row, and a list of keys (:mod:`girih.kernels.cpu.saving`). The cost of reading
+them grows with the number of changes, plus 1/8 byte for each row that ever existed.
 
-A key may leave and come back, or come and leave, any number of times: what counts is whether it has a row when changes are taken. One
-that has is among the rows, since whoever makes a row notes it; one that has none is among those that left.
+A key may leave and come back any number of times. Only its state when changes are read counts. A key that has a row
+is among the changed rows, because each new row is recorded. A key without a row is among the keys that left.
 
 Shapes: D rows that changed, G keys that left, W columns of a row that training sees, K rows at a time.
 """
@@ -22,17 +22,18 @@ from girih.store.spec import Ints, Longs
 from girih.store.values import Values
 
 MOST_BYTES = 256 << 20
-"""Bytes that a shard's changes may take in memory; where there are more, all rows are as quickly written as those."""
+"""Bytes that a shard's changes may take in memory. Above this, writing all rows is as fast."""
 _AT_ONCE = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Rows that changed, as they are, and keys that have no row any more.
+    """Rows that changed, in their current state, and keys that no longer have a row.
 
     Attributes:
         ids, tables: int64[D], int32[D]: the keys of the rows, each once.
-        rows: float32[D, W], or uint16[D, W], the bits of 16-bit floats: what training sees, without optimizer state.
+        rows: float32[D, W], or uint16[D, W], the bits of 16-bit floats: the columns that training sees, without
+            optimizer state.
         left_ids, left_tables: int64[G], int32[G]: keys that have no row, each once.
     """
 
@@ -44,19 +45,19 @@ class Changes:
 
 
 def num_changed(values: Values) -> int:
-    """The number of rows that changed, some of which may have left."""
+    """Returns the number of rows that changed. Some of them may have left."""
     return int(np.bitwise_count(_bits(values)).sum())
 
 
 def too_many(values: Values) -> bool:
-    """Whether changes are no longer known by notes, or too many to be held in memory."""
+    """Returns whether the records of changes are incomplete, or too many changes to hold in memory."""
     lost = bool(values.memory.arrays.left[0, layout.LEFT_LOST])
     width = values.spec.dim * (4 if values.spec.dtype == "float32" else 2)
     return lost or num_changed(values) * (width + 12) > MOST_BYTES
 
 
 def changes_of(values: Values) -> Changes:
-    """Copies what changed since notes began; called with the lock held."""
+    """Copies the changes since recording began. The caller holds the lock."""
     memory = values.memory
     arrays = memory.arrays
     changed = _set_bits(_bits(values))
@@ -79,14 +80,14 @@ def _bits(values: Values) -> NDArray[np.uint8]:
 
 
 def _set_bits(bits: NDArray[np.uint8]) -> Ints:
-    """The numbers of the bits that are set, in order."""
+    """Returns the indices of set bits, in order."""
     some = np.flatnonzero(bits)
     flags = np.unpackbits(bits[some], bitorder="little").reshape(-1, 8).view(np.bool_)
     return (8 * some[:, None] + np.arange(8))[flags].astype(np.int32)
 
 
 def _left(values: Values) -> tuple[Longs, Ints]:
-    """Keys whose rows left and that have none again, each once."""
+    """Returns keys whose rows left and that have no row now, each once."""
     arrays = values.memory.arrays
     noted = arrays.left[1 : 1 + int(arrays.left[0, layout.NUM_LEFT])]
     ids, tables = np.ascontiguousarray(noted[:, 0]), noted[:, 1].astype(np.int32)

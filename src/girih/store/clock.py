@@ -1,7 +1,7 @@
-"""The time by which rows expire: the wall clock as a process starts, and a monotonic clock from then on.
+"""The time by which rows expire: the wall clock when a process starts, then a monotonic clock.
 
-A clock that is set while training goes on expires nothing. One that is wrong from the start would expire all rows of a table that counts its
-age in seconds, so that loading them is refused.
+Setting the system clock during training expires no row. A clock that is wrong from the start could expire all rows of
+a table that counts age in seconds. Loading is refused in this case.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from girih.tables import TTL
 EPOCH_S = 1_577_836_800
 """Rows count seconds from 2020, so that they fit int32 until 2088."""
 NOTABLE_S = 60
-"""Clocks of hosts may differ by less without a word."""
+"""Clocks of hosts may differ by less than this without a note."""
 
 Clock = Callable[[], float]
 
 
 def clock_since(offset_s: float) -> Clock:
-    """A clock of seconds since 1970 that is ``offset_s`` ahead of the monotonic one, which the processes of a host share."""
+    """A clock of seconds since 1970: the monotonic clock, which the processes of a host share, plus ``offset_s``."""
     return lambda: offset_s + time.monotonic()
 
 
@@ -34,10 +34,12 @@ steady_clock = clock_since(time.time() - time.monotonic())
 def refuse_expired(
     newest: Mapping[str, int], tables: Iterable[TableSpec], clock: Clock = steady_clock
 ) -> None:
-    """Refuses rows of which a table would lose all at once: the clock is wrong, or training paused for longer than rows are kept.
+    """Refuses rows if a table would lose all of them at once.
+
+    This happens if the clock is wrong, or if training paused for longer than rows are kept.
 
     Args:
-        newest: table → second of the newest use of its rows, as rows count it.
+        newest: table → second of the newest use of its rows, counted from :data:`EPOCH_S`.
 
     Raises:
         CheckpointError: names the table, both times, and what to do in either case.
@@ -51,18 +53,18 @@ def refuse_expired(
             and age > table.eviction.seconds
         ):
             raise CheckpointError(
-                f"table {table.name!r}: all of its rows would expire: their newest use was at {_utc(now - age)}, this host's clock"
-                f" says {_utc(now)}, and eviction ttl has seconds = {table.eviction.seconds}; if the clock is wrong, set it; if it is"
+                f"table {table.name!r}: all of its rows would expire. Their newest use was at {_utc(now - age)}, this host's clock"
+                f" says {_utc(now)}, and eviction ttl has seconds = {table.eviction.seconds}. If the clock is wrong, set it. If it is"
                 f" right, set seconds to more than {age} to keep the rows, or start a new run without them"
             )
 
 
 def notes_of_future(newest: Mapping[str, int], clock: Clock = steady_clock) -> list[str]:
-    """Lines on tables whose newest use lies ahead of the clock: their rows expire later by as much."""
+    """Notes about tables whose newest use is later than the clock. Their rows expire later by the difference."""
     now = int(clock()) - EPOCH_S
     return [
-        f"table {name!r}: its newest use, {_utc(used)}, is {used - now} s ahead of this host's clock, {_utc(now)}; its rows expire"
-        " later by as much; set the clock if it is wrong"
+        f"table {name!r}: its newest use, {_utc(used)}, is {used - now} s ahead of this host's clock, {_utc(now)}. Its rows expire"
+        " later by as much. Set the clock if it is wrong"
         for name, used in newest.items()
         if used - now > NOTABLE_S
     ]

@@ -1,4 +1,4 @@
-"""The two objects that verbs of a store take: keys, and an update of their rows.
+"""The two arguments of a store's verbs: keys, and an update of their rows.
 
 Shapes: U unique keys, W columns of a row.
 """
@@ -14,7 +14,7 @@ from girih.store.memory.pushes import Push
 from girih.store.spec import Floats, Ints, Longs
 
 ONCE: Ints = np.zeros(0, np.int32)
-"""Counts of keys that occur once each."""
+"""Counts of keys if each occurs once."""
 
 
 class Keys(NamedTuple):
@@ -22,8 +22,8 @@ class Keys(NamedTuple):
 
     Attributes:
         ids, tables: int64[U], int32[U].
-        counts: int32[U], how often each occurs in the batch; :data:`ONCE` if all occur once.
-        rows: int32[U], hints from :meth:`Store.lookup` that save the search. Each is checked against its key.
+        counts: int32[U], how often each key occurs in the batch; :data:`ONCE` if all occur once.
+        rows: int32[U], hints from :meth:`Store.lookup` that save the search. Kernels check each hint against its key.
     """
 
     ids: Longs
@@ -32,7 +32,7 @@ class Keys(NamedTuple):
     rows: Ints | None = None
 
     def cut(self, part: slice) -> Keys:
-        """Some of the keys, without their counts and hints."""
+        """Returns some of the keys, without their counts and hints."""
         return Keys(self.ids[part], self.tables[part])
 
 
@@ -40,11 +40,12 @@ class RowUpdate(NamedTuple):
     """One optimizer step on the rows of keys.
 
     Attributes:
-        grads: float32[U, W], those of equal keys summed, all finite; with ``terms``, the rows of a matrix that are summed.
+        grads: float32[U, W], the sums over equal keys, all finite; with ``terms``, the rows of a matrix that kernels
+            sum.
         step: from 1.
         lr_scale: multiplies every learning rate.
-        terms: the sums that the gradients are; a kernel reads the matrix unchecked.
-        push: the name of the push, which may be sent again. A row that it moved it does not move again, even in a later process.
+        terms: the sums that form the gradients; a kernel reads the matrix unchecked.
+        push: the name of the push, which may be sent again. A push moves each row once, even across processes.
     """
 
     grads: Floats

@@ -26,7 +26,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """One table of a group; its number is its place in :attr:`GroupSpec.tables`.
+    """One table of a group. Its number is its index in :attr:`GroupSpec.tables`.
 
     ``initializers`` has one entry per segment.
     """
@@ -39,11 +39,10 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Tables of equal row layout, which one store holds side by side.
+    """Tables of equal row layout that one store holds.
 
-    A key is (table number, id). ``seed`` and the table's name decide initial values, so that they
-    depend on neither packing, nor arrival order, nor shard count. ``dim`` is W: the columns of a row that training sees, all segments
-    side by side.
+    A key is (table number, id). ``seed`` and the table's name decide initial values, so these do not depend on packing,
+    order of arrival or number of shards. ``dim`` is W: the columns of a row that training sees, of all segments.
     """
 
     name: str
@@ -57,7 +56,7 @@ class GroupSpec:
         object.__setattr__(self, "dim", sum(segment.dim for segment in self.segments))
 
     def table_seed(self, table: int) -> int:
-        """64 bits from the run's seed and the table's name."""
+        """Returns 64 bits from the run's seed and the table's name."""
         return hash_of(f"{self.seed}/{self.tables[table].name}")
 
 
@@ -79,7 +78,7 @@ class TableDescription(TypedDict):
 
 
 class Description(TypedDict, total=False):
-    """The plain values that describe a shard; from ``num_rows`` on, those of a snapshot alone."""
+    """The plain values that describe a shard. Only snapshots have ``num_rows`` and the keys after it."""
 
     version: int
     group: str
@@ -99,7 +98,7 @@ class Description(TypedDict, total=False):
 
 
 def hash_of(text: str) -> int:
-    """64 bits of a text."""
+    """Returns a 64-bit hash of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -111,11 +110,11 @@ Bools = NDArray[np.bool_]
 
 
 LAST_STEP = (1 << 31) - 1
-"""The largest step that rows can note."""
+"""The largest step that rows can record."""
 
 
 def shard_of(ids: Longs, tables: Ints, num_shards: int) -> Ints:
-    """The owning shard of each key, int32[U], spread evenly.
+    """Returns the shard that owns each key, int32[U]. Keys are spread evenly.
 
     Args:
         ids: int64[U].

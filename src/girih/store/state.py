@@ -1,8 +1,8 @@
-"""One shard: which keys have rows, and where the values of the rows lie. Verbs of a store, once their arguments were checked.
+"""One shard behind a store: the keys that have rows, and the memory of the rows' values.
 
-:class:`State` is the seam below :class:`girih.store.Store`. :class:`ShardState` answers on the host, with values in rows or in several
-tiers; :class:`girih.store.gpu.group_state.GroupState` answers in GPU memory. A repair (:mod:`girih.store.memory.repair`) finds all that it
-needs to know of a row in the row itself.
+:class:`State` is the seam below :class:`girih.store.Store`, which checks the arguments. :class:`ShardState` keeps
+rows on the host, with values in rows or in several tiers. :class:`girih.store.gpu.group_state.GroupState` keeps rows
+in GPU memory. A repair (:mod:`girih.store.memory.repair`) needs only the rows themselves.
 
 Shapes: U unique keys, W columns of a row.
 """
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 
 class State(ABC):
-    """One shard, as a store uses it; for the verbs see :class:`Store`.
+    """One shard, as a store uses it. :class:`Store` documents the verbs.
 
     Attributes:
         spec: its tables.
         layout: the layout of its rows, and their rules.
         memory: the arrays.
-        repaired: the state in which memory was found whose writer was killed in a change; None if there was none.
-        pushes: those that were applied, or cut short; None if they are not kept.
-        noted: the values of which changes are noted; None if they are not.
+        repaired: the result of a repair, if a process was killed while it changed this memory; else None.
+        pushes: the pushes that were applied or cut short; None if the shard records none.
+        noted: the values whose changes are recorded; None if changes are not recorded.
     """
 
     spec: GroupSpec
@@ -66,7 +66,7 @@ class State(ABC):
 
     @abstractmethod
     def fetch(self, keys: Keys) -> None:
-        """Begins to bring in the rows of keys."""
+        """Starts to bring in the rows of keys."""
 
     @abstractmethod
     def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
@@ -74,38 +74,38 @@ class State(ABC):
 
     @abstractmethod
     def assign(self, keys: Keys, values: Floats) -> Ints:
-        """Sets rows. Returns int32[U]: where they are, -1 where a table is full."""
+        """Sets rows. Returns their numbers, int32[U], or -1 if a table is full."""
 
     @abstractmethod
     def snapshot(self, directory: str | os.PathLike[str] | None) -> LiveSnapshot:
-        """The whole shard as it is now."""
+        """Returns a snapshot of the whole shard as it is now."""
 
     @abstractmethod
     def replace(self, fill: Callable[[Values], None]) -> None:
-        """Replaces all rows by those that ``fill`` puts into an empty shard."""
+        """Replaces all rows by the rows that ``fill`` puts into an empty shard."""
 
     @abstractmethod
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part."""
+        """Returns bytes ``used`` and ``reserved`` by part."""
 
     def peek_counters(self) -> dict[str, int]:
-        """Keys that others than :class:`Store` peeked at; empty if there are none."""
+        """Returns counts of keys that were peeked at without :class:`Store`; empty if there are none."""
         return {}
 
     def tier_counters(self) -> dict[str, int]:
-        """Counts of what each tier did; empty if there is one."""
+        """Returns counts of each tier's work; empty with a single tier."""
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of memory."""
+        """Releases memory."""
 
 
 class StoreCounts:
-    """The contents of a store, and counts of what happened to it.
+    """The contents of a store, and counts of its events.
 
     Attributes:
-        num_peeks, num_absent: keys that this process asked for by ``peek``, and those of them that had no row.
+        num_peeks, num_absent: keys that this process read with ``peek``, and how many of them had no row.
     """
 
     state: State
@@ -127,47 +127,53 @@ class StoreCounts:
 
     @property
     def last_step(self) -> int:
-        """The largest step seen; 0 before the first."""
+        """The largest step seen; 0 before the first step."""
         return self.state.memory.last_step
 
     @property
     def repaired(self) -> Repaired | None:
-        """The state in which an attached arena was found whose writer was killed in a change; None if there was none."""
+        """The result of a repair, if a process was killed while it changed the attached arena; else None."""
         return self.state.repaired
 
     def counters(self, table: int | None = None) -> dict[str, int]:
-        """Counts of what happened so far, in one table or in all.
+        """Returns counts of events so far, in one table or in all.
 
-        ``lookups`` keys read for training, of which ``hits`` had a row, ``new`` got one, ``refused`` were not
-        admitted and ``full`` found their table full; rows ``evicted`` and ``expired``; gradients applied
-        (``updates``) and ``dropped``.
+        - ``lookups``: keys read for training.
+        - Parts of these keys: ``hits`` had a row, ``new`` got a row, ``refused`` were not admitted, and ``full`` found
+          their table full.
+        - ``evicted``, ``expired``: rows that left.
+        - ``updates``, ``dropped``: gradients applied, and gradients dropped.
         """
         return self.state.memory.counters(table)
 
     def peek_counters(self) -> dict[str, int]:
-        """``peeks``, ``absent``: keys peeked at by this process, by groups on a GPU too, and those of them that had no row."""
+        """Returns ``peeks`` and ``absent``: keys that this process peeked at, and how many had no row.
+
+        The counts include groups on a GPU.
+        """
         others = self.state.peek_counters()
         of_process = {"peeks": self.num_peeks, "absent": self.num_absent}
         return {name: count + others.get(name, 0) for name, count in of_process.items()}
 
     def tier_counters(self) -> dict[str, int]:
-        """Counts of what tiers did; empty where there is one.
+        """Returns counts of the tiers' work; empty with a single tier.
 
-        ``dram_reads``, ``ssd_reads`` rows that training read from each; ``ssd_bytes_read``, ``ssd_bytes_written``.
+        ``dram_reads`` and ``ssd_reads`` count the rows that training read from each tier. ``ssd_bytes_read`` and
+        ``ssd_bytes_written`` count bytes.
         """
         return self.state.tier_counters()
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part; see :func:`~girih.store.accounting.held_bytes`."""
+        """Returns bytes ``used`` and ``reserved`` by part; see :func:`~girih.store.accounting.held_bytes`."""
         return self.state.held_bytes()
 
 
 class ShardState(State):
-    """A shard of the host; made by :func:`open_state`.
+    """A shard on the host, made by :func:`open_state`.
 
     Attributes:
-        values: where its values lie.
-        rows: which keys have rows.
+        values: the values of its rows.
+        rows: the keys that have rows.
     """
 
     memory: ShardMemory
@@ -193,11 +199,11 @@ class ShardState(State):
         return self.values.peek(keys, out, addresses)
 
     def fetch(self, keys: Keys) -> None:
-        """Begins to bring in the rows of keys from tiers below."""
+        """Starts to bring in the rows of keys from tiers below."""
         self.values.fetch(keys)
 
     def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
-        """Moves rows by gradients, a push once for each row however often it is sent."""
+        """Moves rows by gradients. A push that is sent again moves no row twice."""
         memory, push = self.memory, change.push
         with memory.changing(change.step):
             if push is None:
@@ -211,24 +217,24 @@ class ShardState(State):
             return self.values.assign(keys, values, self.rows.now(step), step)
 
     def snapshot(self, directory: str | os.PathLike[str] | None) -> Snapshot:
-        """The whole shard as it is now."""
+        """Returns a snapshot of the whole shard as it is now."""
         return Snapshot(self.values, directory)
 
     def replace(self, fill: Callable[[Values], None]) -> None:
-        """Replaces all rows by those that ``fill`` puts into an empty shard."""
+        """Replaces all rows by the rows that ``fill`` puts into an empty shard."""
         with self.memory.replacing():
             fill(self.values)
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part."""
+        """Returns bytes ``used`` and ``reserved`` by part."""
         return held_bytes(self.values)
 
     def tier_counters(self) -> dict[str, int]:
-        """Counts of what each tier did; empty if there is one."""
+        """Returns counts of each tier's work; empty with a single tier."""
         return self.values.counters()
 
     def close(self) -> None:
-        """Lets go of memory."""
+        """Releases memory."""
         self.values.close()
 
 
@@ -240,7 +246,10 @@ def open_state(
     clock: Clock | None,
     tiers: Tiers | None = None,
 ) -> ShardState:
-    """Lays out a shard and opens its memory, and the file of its tiers; arguments and errors are those of :class:`Store`."""
+    """Lays out a shard, and opens its memory and the file of its tiers.
+
+    Arguments and errors are the same as in :class:`Store`.
+    """
     whole = row_layout(spec, shard, num_shards)
     own = whole if tiers is None else without_values(whole, ROW_WORDS)
     shape = ArenaShape(
@@ -254,7 +263,7 @@ def open_state(
     if memory.arena.torn:
         repaired = repair(memory, whole.listed)
         memory.arena.mark_whole()
-    if clock is None and isinstance(arena, Shared):  # whoever attaches goes on by the clock of those before
+    if clock is None and isinstance(arena, Shared):  # later processes use the same clock
         if not memory.arena.attached:
             memory.arena.state[layout.CLOCK] = int(steady_clock() - time.monotonic())
         clock = clock_since(float(memory.arena.state[layout.CLOCK]))

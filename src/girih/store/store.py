@@ -1,7 +1,7 @@
 """One shard of one group of tables, in one process.
 
-A store knows no rank, no network and no loss: keys come in, rows go out, gradients come in. It may be used by
-one thread at a time; its kernels release the GIL, so that several shards run on several threads.
+A store knows no rank, no network and no loss. Keys come in, rows go out, gradients come in. Only one thread may use a
+store at a time. Its kernels release the GIL, so that several shards run on several threads.
 
 Shapes: U unique keys, W columns of a row that training sees, T tables, S segments.
 """
@@ -32,32 +32,33 @@ from girih.store.state import State, StoreCounts, open_state
 from girih.store.tiers.tiered_values import Tiers
 from girih.store.values import Values
 
-# a dtype compares ten times faster with a dtype than with a type
+# comparing a dtype with a dtype is ten times faster than with a type
 _INT32, _INT64, _FLOAT32 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float32)
 
 
 class Store(StoreCounts):
     """The rows of one shard.
 
-    A key that has no row reads its initial value, a pure function of the key, and its gradient is dropped. At
-    ``max_rows`` (divided by the number of shards, rounded up) a table refuses or evicts as its eviction says,
-    but never a row that the same call, or for policies that count steps the same step, uses.
+    A key without a row reads its initial value, a pure function of the key, and its gradient is dropped. A table with
+    ``max_rows`` (divided by the number of shards, rounded up) refuses keys or evicts rows, as its eviction says. It
+    never evicts a row that the same call uses. Policies that count steps never evict a row that the same step uses.
 
     Args:
         spec: the tables and their rows.
-        shard, num_shards: which part of all keys this is; the caller routes keys by :func:`shard_of`.
-        arena: where the arrays live; :class:`Heap` by default.
-        tiers: has the values of most rows in a file below memory, with a heap arena only; None keeps all in the arena.
-        gpu_tier: has those of some rows in GPU memory above, with a heap arena only.
-        clock: seconds since 1970, for tables whose rows expire after some seconds; None takes that of the process, or of the shared
-            memory that is attached to.
+        shard, num_shards: the part of all keys that this store holds; the caller routes keys by :func:`shard_of`.
+        arena: where the arrays are; :class:`Heap` by default.
+        tiers: puts the values of most rows into a file below memory, with a heap arena only; None keeps all in the
+            arena.
+        gpu_tier: puts the values of some rows into GPU memory, with a heap arena only.
+        clock: seconds since 1970, for tables whose rows expire after some seconds. None takes the clock of the
+            process, or of the attached shared memory.
 
     Attributes:
-        num_peeks, num_absent: keys that :meth:`peek` was asked for by this process, and those of them that had no row.
+        num_peeks, num_absent: keys that this process read with :meth:`peek`, and how many of them had no row.
 
     Raises:
-        ConfigError: a spec that cannot be held, or an arena of another layout.
-        StorageFullError: no memory to begin with.
+        ConfigError: a spec that is not supported, or an arena of another layout.
+        StorageFullError: not enough memory to start.
     """
 
     def __init__(
@@ -81,22 +82,22 @@ class Store(StoreCounts):
         Args:
             step: from 1.
             out: float32[U, W], contiguous, written.
-            addresses: int64[U], written: where each key's float32[W] lie, until the next verb. Rows of 32 bits are then
-                read where they are, and ``out`` has the others only.
+            addresses: int64[U], written: the address of each key's float32[W], valid until the next verb. Rows of 32
+                bits are then read in place, and ``out`` has only the other rows.
 
         Returns:
-            int32[U]: where the rows are, -1 for none; a hint for :meth:`apply_gradients`.
+            int32[U]: row numbers, -1 for none; a hint for :meth:`apply_gradients`.
 
         Raises:
             ConfigError: arrays of other shapes or types, a table or step out of range.
-            StorageFullError: no memory for more rows; the keys before were served.
+            StorageFullError: no memory for more rows. All keys before this point were served.
         """
         keys = self._checked(keys, step)
         _check_out(out, addresses, len(keys.ids), self._dim)
         return self.state.lookup(keys, step, out, addresses)
 
     def peek(self, keys: Keys, out: Floats, addresses: Longs | None = None) -> Ints:
-        """Reads rows for evaluation and changes nothing; arguments and result as in :meth:`lookup`."""
+        """Reads rows for evaluation and changes nothing. Arguments and result are the same as in :meth:`lookup`."""
         keys = self._checked(keys)
         _check_out(out, addresses, len(keys.ids), self._dim)
         rows = self.state.peek(keys, out, addresses)
@@ -105,22 +106,24 @@ class Store(StoreCounts):
         return rows
 
     def fetch(self, keys: Keys) -> None:
-        """Begins to read, from tiers below memory, the rows of keys that the next :meth:`lookup` will want.
+        """Starts to read, from tiers below memory, the rows of keys for the next :meth:`lookup`.
 
-        Changes no result. May be called by another thread than the verbs.
+        Changes no result. A thread other than that of the verbs may call it.
         """
         self.state.fetch(self._checked(keys))
 
     def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
-        """One optimizer step on the row of each key, by its gradient; sets the row's version to the step.
+        """Makes one optimizer step on the row of each key, by its gradient, and sets the row's version to the step.
 
-        Where another key lives now in the row that a hint of ``keys`` names, the key is searched. One without a row drops its gradient.
+        If a hint of ``keys`` names a row that now has another key, the store searches for the key. A key without a
+        row drops its gradient.
 
         Returns:
-            How many gradients were dropped now.
+            The number of gradients that this call dropped.
 
         Raises:
-            ConfigError: a push to rows in several tiers, or on a GPU; see also :meth:`girih.store.memory.pushes.Pushes.taking`.
+            ConfigError: a push to rows in several tiers, or on a GPU; see also
+                :meth:`girih.store.memory.pushes.Pushes.taking`.
         """
         keys = self._checked(keys, change.step)
         if change.terms is not None:
@@ -134,25 +137,25 @@ class Store(StoreCounts):
         return self.state.apply_gradients(keys, change)
 
     def note_push(self, push: Push) -> None:
-        """Notes as applied a push that has no keys here. Raises as :meth:`apply_gradients` does."""
+        """Records a push without keys in this shard as applied. Raises the same errors as :meth:`apply_gradients`."""
         with self.state.memory.changing(), self._pushes(push).taking(push, 0):
             return
 
     def has_applied(self, push: Push) -> bool:
-        """Whether a push, or a later one of its lane, was applied whole."""
+        """Returns whether a push, or a later push of its lane, was applied completely."""
         return self._pushes(push).last(push.lane) >= push.number
 
     def forget_pushes(self) -> None:
-        """Forgets all pushes: whoever numbered them begins anew."""
+        """Forgets all pushes, because their sender starts to number them again."""
         if self.state.pushes is not None:
             with self.state.memory.changing():
                 self.state.pushes.clear()
 
     def assign(self, keys: Keys, values: Floats) -> None:
-        """Sets the rows of keys to ``values``, float32[U, W], making rows without asking admission.
+        """Sets the rows of keys to ``values``, float32[U, W]. Makes missing rows without asking for admission.
 
-        Optimizer state stays (FTRL's z is made to agree). It counts as a use, and as a change, in the step
-        after the last one seen.
+        Optimizer state stays (FTRL's z is adapted to the new weight). The call counts as a use and a change, in the
+        step after the last step seen.
 
         Raises:
             ConfigError: a table is full and none of its rows may leave; all other keys are assigned.
@@ -168,44 +171,48 @@ class Store(StoreCounts):
             )
 
     def snapshot(self, directory: str | os.PathLike[str] | None = None) -> LiveSnapshot:
-        """The whole state as it is now, to be read by another thread while verbs go on; to be closed.
+        """Returns the whole state as it is now. Another thread can read it while verbs run. The caller must close it.
 
-        Taking it costs no time that grows with the rows. Until it was read, rows are copied before they change,
-        in bounded memory; what does not fit goes to a file without a name in ``directory``.
+        The time to take a snapshot does not grow with the number of rows. Until the snapshot is read, verbs copy rows
+        before they change them, in bounded memory. Copies that do not fit go to a file without a name in
+        ``directory``.
 
         Raises:
-            ConfigError: one was taken and not closed.
+            ConfigError: an earlier snapshot is not closed.
         """
         return self.state.snapshot(directory)
 
     def note_changes(self, since: int) -> None:
-        """Keeps notes from now on of what changes, for :meth:`changes_since`; earlier ones are forgotten.
+        """Records changes from now on, for :meth:`changes_since`. Forgets earlier records.
 
         Args:
             since: a name for this moment.
 
         Raises:
-            ConfigError: rows lie in GPU memory, where nobody notes what changes.
+            ConfigError: rows are in GPU memory, where changes are not recorded.
         """
         memory = self._noted().memory
         with memory.lock:
             memory.note_changes(since)
 
     def knows_changes(self, since: int) -> bool:
-        """Whether :meth:`changes_since` can tell what changed since then.
+        """Returns whether :meth:`changes_since` knows the changes since that moment.
 
-        Not where notes began at another moment, all rows were replaced since, more than
-        :data:`~girih.store.memory.shard_memory.MOST_LEFT` rows left, or what changed takes more than
-        :data:`girih.store.changes.MOST_BYTES`.
+        False if
+
+        - recording began at another moment,
+        - all rows were replaced since,
+        - more than :data:`~girih.store.memory.shard_memory.MOST_LEFT` rows left, or
+        - the changes take more than :data:`girih.store.changes.MOST_BYTES`.
         """
         values = self._noted()
         return values.memory.noted_since == since and not too_many(values)
 
     def changes_since(self, since: int) -> Changes:
-        """Copies what changed since then; takes time by its size.
+        """Copies the changes since that moment. The time grows with their size.
 
         Raises:
-            ConfigError: it is not known; see :meth:`knows_changes`.
+            ConfigError: the changes are not known; see :meth:`knows_changes`.
         """
         if not self.knows_changes(since):
             raise ConfigError(
@@ -222,16 +229,18 @@ class Store(StoreCounts):
         optimizer_state: bool = True,
         elsewhere: Collection[str] = (),
     ) -> None:
-        """Replaces everything by what snapshots hold for this shard.
+        """Replaces all rows by the rows that snapshots have for this shard.
 
         Args:
-            sources: snapshots or their files, of any number of shards; if a key is in several, the last one counts. Keys that :func:`shard_of` gives to others are left out.
-            optimizer_state: False takes the embeddings alone and begins the optimizer anew.
-            elsewhere: tables of the sources that other stores hold, to be left out; any other table is refused.
+            sources: snapshots or their files, of any number of shards. If a key is in several, the last counts. Keys
+                of other shards by :func:`shard_of` are skipped.
+            optimizer_state: False loads only the embeddings, and the optimizer state starts from its initial values.
+            elsewhere: tables of the sources that other stores hold and this call skips; any other unknown table is
+                refused.
 
         Raises:
-            CheckpointError: a damaged file, or tables, dims, dtypes or optimizers that do not match. The
-                store is as before.
+            CheckpointError: a damaged file, or tables, dims, dtypes or optimizers that do not match. The store is
+                unchanged.
             StorageFullError: no memory; the store holds a part.
         """
         self.state.memory.check_open()
@@ -241,14 +250,17 @@ class Store(StoreCounts):
         self.state.replace(lambda values: restore(values, sources, optimizer_state))
 
     def inherit(self, sources: Sequence[RowSource]) -> None:
-        """Replaces everything by what fits of an earlier run's rows, with which a new run begins: see :func:`~girih.store.snapshot.inherit.fit_of`.
+        """Replaces all rows by the matching part of an earlier run's rows, with which a new run starts.
+
+        :func:`~girih.store.snapshot.inherit.fit_of` decides which rows match.
 
         Args:
-            sources: snapshots or their files, of any number of shards; those with other columns, and tables that are not here, are
-                left out.
+            sources: snapshots or their files, of any number of shards. Sources with other columns, and unknown
+                tables, are skipped.
 
         Raises:
-            CheckpointError: a damaged file; the store is as before. StorageFullError: no memory; the store holds a part.
+            CheckpointError: a damaged file; the store is unchanged. StorageFullError: no memory; the store holds a
+                part.
         """
         self.state.memory.check_open()
         for source in sources:
@@ -258,15 +270,15 @@ class Store(StoreCounts):
     def check(
         self, sources: Sequence[RowSource], *, optimizer_state: bool = True, elsewhere: Collection[str] = ()
     ) -> None:
-        """Refuses what :meth:`restore` would refuse, but replaces nothing.
+        """Makes the checks of :meth:`restore`, but replaces nothing.
 
         Raises:
-            CheckpointError: see there.
+            CheckpointError: the same as in :meth:`restore`.
         """
         check_sources(self.state.layout.description, sources, optimizer_state, frozenset(elsewhere))
 
     def close(self) -> None:
-        """Lets go of the arena: shared memory and files can be attached to again; a heap store is gone."""
+        """Releases the arena. Shared memory and files can be attached again. Rows of a heap arena are lost."""
         self.state.close()
 
     def __enter__(self) -> Store:
@@ -276,7 +288,7 @@ class Store(StoreCounts):
         self.close()
 
     def _checked(self, keys: Keys, step: int = 1) -> Keys:
-        """The keys, contiguous."""
+        """Returns the keys as contiguous arrays, after checking shapes, types and ranges."""
         self.state.memory.check_open()
         ids, tables, counts, rows = keys
         num_keys = len(ids)
@@ -285,7 +297,7 @@ class Store(StoreCounts):
         for name, array in (("tables", tables), ("counts", counts if len(counts) else None), ("rows", rows)):
             if array is not None and (array.dtype != _INT32 or array.shape != (num_keys,)):
                 raise _mismatch(name, array, _INT32, num_keys)
-        # Kernels do not check bounds; as unsigned numbers, negative ones are large too.
+        # Kernels do not check bounds. As unsigned numbers, negative table numbers are too large as well.
         if num_keys and int(tables.view(np.uint32).max()) >= len(self.spec.tables):
             raise ConfigError(
                 f"group {self.spec.name!r}: table numbers from {tables.min()} to {tables.max()};"
@@ -299,7 +311,7 @@ class Store(StoreCounts):
         )
 
     def _noted(self) -> Values:
-        """The values of a store whose changes are noted."""
+        """Returns the values of a store that records changes."""
         if self.state.noted is None:
             raise ConfigError(
                 f"group {self.spec.name!r}: rows in GPU memory note no changes, so they cannot be published; use"
@@ -308,10 +320,10 @@ class Store(StoreCounts):
         return self.state.noted
 
     def _pushes(self, push: Push) -> Pushes:
-        """The account of a store that can number pushes."""
+        """Returns the record of pushes, if this store can number them."""
         if self.state.pushes is None:
             raise ConfigError(
-                f"push {push.number}: only rows that lie in one memory of the host know of pushes; use a shared or file arena"
+                f"push {push.number}: only rows in a single host memory record pushes; use a shared or file arena"
             )
         return self.state.pushes
 
@@ -347,7 +359,7 @@ def _mismatch(name: str, array: NDArray[Any], dtype: np.dtype[Any], *shape: int)
 
 
 def _matrix(name: str, array: Floats, num_rows: int, num_columns: int) -> Floats:
-    """The same array, contiguous, once its type and shape were checked."""
+    """Returns the same array, contiguous, after checking its type and shape."""
     if array.dtype != _FLOAT32 or array.shape != (num_rows, num_columns):
         raise _mismatch(name, array, _FLOAT32, num_rows, num_columns)
     return np.ascontiguousarray(array)
@@ -360,7 +372,7 @@ def _check_out(out: Floats, addresses: Longs | None, num_keys: int, dim: int) ->
         )
     if addresses is None:
         return
-    if not addresses.flags.carray:  # a copy would be written, and lost
+    if not addresses.flags.carray:  # writes to a copy would be lost
         raise ConfigError(
             "addresses: received an array in pieces, or one to be read only; expected a writable one"
         )

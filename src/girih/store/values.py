@@ -1,9 +1,11 @@
-"""The values of a shard's rows, and the rows that they belong to.
+"""The values of a shard's rows.
 
-:class:`Values` lie in the rows themselves. :class:`girih.store.tiers.tiered_values.TieredValues` has them in several tiers. Values that
-lie above others, as those in GPU memory do, ask these for some rows and give them back: ``forget``, ``choose``, ``copy``, ``put``.
+:class:`Values` are in the rows themselves. :class:`girih.store.tiers.tiered_values.TieredValues` keeps them in
+several tiers. An upper tier, for example GPU memory, takes rows from these classes and gives them back: ``forget``,
+``choose``, ``copy``, ``put``.
 
-Methods are called while the shard's arrays may change (``ShardMemory.changing``), except ``peek`` and ``fetch``.
+Call methods only while the shard's arrays may change (``ShardMemory.changing``). ``peek`` and ``fetch`` are exceptions:
+call them outside.
 
 Shapes: U unique keys, K rows of a chunk, W columns of a row that training sees, V 32-bit words of a row.
 """
@@ -26,33 +28,33 @@ from girih.store.rows.row_table import ReadTarget, RowTable
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 LoadedColumn: TypeAlias = tuple[int, NDArray[Any]]
-"""A column: the byte of a row at which it begins, and [K, width] of it."""
+"""A column: its first byte in a row, and its contents, [K, width]."""
 
 
 class FrozenValues:
-    """Values as they were when a snapshot began; made by :meth:`Values.freeze`."""
+    """Values as they were when a snapshot began. :meth:`Values.freeze` makes them."""
 
     def whole(self, records: Ints, live: Ints) -> tuple[Ints, Ints]:
-        """Records with their values, int32[·, V], and the places of the live ones in them.
+        """Returns records with their values, int32[·, V], and the indices of the live records in them.
 
         Args:
-            records: int32[K, ·], as memory had them when the snapshot began. live: those that are wanted.
+            records: int32[K, ·], as memory had them when the snapshot began. live: the records that are wanted.
         """
         return records, live
 
     def thaw(self) -> None:
-        """Called with the lock held when the snapshot ends."""
+        """Ends the freeze when the snapshot ends. The caller holds the lock."""
 
 
 class Values:
-    """Values that lie in the rows themselves.
+    """Values that are in the rows themselves.
 
     Attributes:
         spec: the tables.
         layout: the layout of whole rows, and their rules.
         memory: the arrays, on one arena.
         rows: the keys that have rows.
-        in_place: whether values lie in ``memory``, where a repair finds them.
+        in_place: whether values are in ``memory``, where a repair finds them.
     """
 
     in_place = True
@@ -69,10 +71,10 @@ class Values:
         return self.rows.peek(keys, out, addresses)
 
     def fetch(self, keys: Keys) -> None:
-        """Begins to bring in the rows of keys; see :meth:`Store.fetch`."""
+        """Starts to bring in the rows of keys; see :meth:`Store.fetch`."""
 
     def move(self, keys: Keys, change: RowUpdate, done: int = 0) -> int:
-        """Moves rows by gradients, those of keys behind the ones that are ``done``; see :meth:`Store.apply_gradients`."""
+        """Moves rows by gradients, except the first ``done`` keys; see :meth:`Store.apply_gradients`."""
         step, terms, kernel, dropped = change.step, change.terms, self.layout.kernel, 0
         rows = self.find(keys) if keys.rows is None else keys.rows
         hyper, grads = hyper_rows(self.spec, change.lr_scale, step), sealed(change.grads)
@@ -88,7 +90,7 @@ class Values:
         return dropped
 
     def assign(self, keys: Keys, values: Floats, now: Longs, step: int) -> Ints:
-        """Sets rows; see :meth:`Store.assign`. Returns int32[U]: where they are, -1 where a table is full."""
+        """Sets rows; see :meth:`Store.assign`. Returns their numbers, int32[U], or -1 if a table is full."""
         rows = self.make(keys, now, step)
         for part in self.parts(len(rows)):
             shard, places = self.reach(keys.cut(part), rows[part], step)
@@ -96,32 +98,38 @@ class Values:
         return rows
 
     def find(self, keys: Keys) -> Ints:
-        """The rows of keys, int32[U], -1 for none."""
+        """Returns the rows of keys, int32[U], -1 for none."""
         rows = np.empty(len(keys.ids), np.int32)
         index.find_all(self.memory.arrays, keys.ids, keys.tables, rows)
         return rows
 
     def make(self, keys: Keys, now: Longs, step: int) -> Ints:
-        """Finds the rows of keys, or makes them without asking admission."""
+        """Finds the rows of keys, or makes them without asking for admission."""
         out = np.empty((len(keys.ids), self.spec.dim), np.float32)
         return self.rows.read(keys, now, step, ReadTarget(out), forced=True)
 
     def parts(self, num_keys: int, first: int = 0) -> Iterable[slice]:
-        """The keys of a verb from ``first`` on, as many at a time as are worked on together."""
+        """Yields the keys of a verb from ``first`` on, in parts that are processed together."""
         return self.memory.stretches(num_keys, 1, first)
 
     def reach(self, keys: Keys, rows: Ints, step: int) -> tuple[Shard, Ints]:
-        """The arrays that kernels change at ``step`` for keys of one part, and their places there, int32[U]: hints."""
+        """Returns the arrays that kernels change at ``step`` for keys of one part, and hints at their rows.
+
+        The hints, int32[U], are row numbers in these arrays.
+        """
         return self.memory.arrays, rows
 
     def forget(self, known: Ints, rows: Ints) -> None:
-        """Drops the values that earlier keys left under these row numbers; called when keys got rows, where ``known`` is -1."""
+        """Drops the values that earlier keys left under these row numbers.
+
+        Called when keys got rows: ``known`` is -1 for these.
+        """
 
     def choose(self, step: int) -> None:
-        """Chooses which values stay in memory, if it is time."""
+        """Chooses the values that stay in memory, if it is time."""
 
     def copy(self, rows: Ints, out: Ints, *, reads: bool) -> None:
-        """Copies all of rows, int32[K], except their meta.
+        """Copies rows, int32[K], without their meta.
 
         Args:
             out: int32[K, V - 8], written. reads: whether training reads these rows, for counters.
@@ -129,7 +137,7 @@ class Values:
         device_slots.copy_values(self.memory.arrays, rows, out)
 
     def put(self, rows: Ints, values: Ints) -> None:
-        """Writes all of rows, int32[K], that have keys, except their meta: ``values``, int32[K, V - 8]."""
+        """Writes ``values``, int32[K, V - 8], to rows, int32[K], that have keys. Leaves their meta alone."""
         for part in self.memory.stretches(len(rows), 1):
             device_slots.put_values(self.memory.arrays, rows[part], values[part])
 
@@ -141,31 +149,32 @@ class Values:
         begins: bool,
         states: Sequence[LoadedColumn] = (),
     ) -> None:
-        """Writes the values of rows, int32[K], whose meta was loaded; the optimizer ``begins`` anew or is loaded too.
+        """Writes the values of rows, int32[K], whose meta is loaded already.
 
         Args:
-            states: columns of an optimizer that begins anew which are loaded all the same.
+            begins: True starts the optimizer state from its initial values; False loads it too.
+            states: columns of optimizer state that are loaded even if ``begins``.
         """
         self._fill(self.memory.arrays, rows, columns, states, begins=begins)
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Removes all rows."""
         self.memory.clear()
 
     def freeze(self) -> FrozenValues:
-        """Keeps values as they are now for a snapshot; called with the lock held."""
+        """Keeps values as they are now for a snapshot. The caller holds the lock."""
         return FrozenValues()
 
     def counters(self) -> dict[str, int]:
-        """Counts of what each tier did; empty if there is one."""
+        """Returns counts of each tier's work; empty with a single tier."""
         return {}
 
     def tier_bytes(self) -> dict[str, tuple[int, int]]:
-        """Bytes of memory, used and reserved, that tiers take by part; empty if there is one."""
+        """Returns the bytes of memory, used and reserved, that tiers take by part; empty with a single tier."""
         return {}
 
     def close(self) -> None:
-        """Lets go of memory."""
+        """Releases memory."""
         self.memory.close()
 
     def _fill(

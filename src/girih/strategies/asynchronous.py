@@ -15,7 +15,8 @@ from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
 from girih.planner.speed.step import Basis, StepCost
-from girih.strategies.remote import PipelinedStrategy, address_of, dense_spec
+from girih.strategies.remote import PipelinedStrategy, address_of
+from girih.strategies.strategy import deferred_if
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
@@ -38,7 +39,7 @@ class Asynchronous(PipelinedStrategy):
                 "strategy 'asynchronous': trainers share no step, so batch norm sees each one's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
-        return PipelinedStrategy.plan(self, facts)  # a class with slots has no bare super()
+        return super().plan(facts)
 
     def step_cost(self, basis: Basis) -> StepCost:
         """Estimates the cost of a step with rows from servers and a dense server."""
@@ -51,7 +52,7 @@ class Asynchronous(PipelinedStrategy):
         context.ranks.set_unsynchronized()
         processes = context.processes
         dense = ParameterServerReplica(
-            dense_spec(context),
+            deferred_if(context.dense.device.type == "cuda", context.dense),
             context.ranks,
             staleness=plan.schedule["staleness"],
             address=address_of(plan, processes, "trainer", 0),

@@ -9,12 +9,12 @@ from girih.cluster.roles import FailurePolicy, RoleName
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.group import group_of, known_of, timed
+from girih.planner.speed.group import group_of, net_examples, timed
 from girih.planner.tagging.wires import choose_wire, codec_of
 from girih.strategies.remote import address_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from girih.dense.halves.replica import Replica
     from girih.hierarchical.graph import Partitioned, TracedNet
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GROUP = RoleName.GROUP_SERVER
 ACTIVATIONS, GRADIENTS = ("float32", "bfloat16", "int8"), ("float32", "bfloat16", "topk")
-"""Codecs that may be chosen, those that lose fewer digits first."""
+"""Codecs that "auto" may choose, those that lose fewer digits first."""
 AUTO, AGAIN = (
     "auto took",
     "girih plan --calibration FILE --out PLAN chooses, girih train --plan PLAN holds it",
@@ -44,17 +44,16 @@ def start_group_servers(
     Raises:
         ConfigError: group servers cannot have an operator with parameters, or the optimizer; or the plan has no tagging.
     """
-    from girih.dense.halves.replica import Replica
+    from girih.dense.halves.replica import Replica, begin_as_first
     from girih.hierarchical.group_client import GroupClient
     from girih.hierarchical.grouped import GroupedReplica, check_moved
     from girih.hierarchical.wire import Wire
 
     ranks, processes, options = context.ranks, context.processes, plan.options
-    for tensor in (*context.dense.module.parameters(), *context.dense.module.buffers()):
-        ranks.broadcast_tensor(tensor.detach())
+    begin_as_first(context.dense.module, ranks)
     whole = Replica(context.dense)
     partitioned = _partition_net(plan, context, whole)
-    check_moved(partitioned.trainer(_no_exchange))
+    check_moved(partitioned.trainer(lambda stage: []))
     wire = Wire(activations=plan.wire["activations"], gradients=plan.wire["dense_gradients"])
     addresses = _start_servers(plan, context, whole, partitioned, wire, dense_servers, policy)
     group, place = divmod(ranks.rank, options["trainers_per_group"])
@@ -85,13 +84,12 @@ def choose_codecs(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, s
     if calibration is None or graph is None or not calibration.codecs:
         plain = {kind: "float32" if name == "auto" else name for kind, name in asked.items()}
         return plain, f"{AUTO} float32: how fast this machine packs is not known; {AGAIN}"
-    known = known_of(facts, options)
     forward, backward = (
         [codec_of(each, calibration) for each in (choices if name == "auto" else (name,))]
         for name, choices in zip(asked.values(), (ACTIVATIONS, GRADIENTS), strict=True)
     )
-    group, how = group_of(graph, options, known), options["tagging"]
-    chosen = choose_wire(timed(graph, known), group, activations=forward, gradients=backward, how=how)
+    net, group = timed(graph, facts, net_examples(facts, options)), group_of(graph, facts, options)
+    chosen = choose_wire(net, group, activations=forward, gradients=backward, how=options["tagging"])
     names = {"activations": chosen.wire.activations.name, "dense_gradients": chosen.wire.gradients.name}
     return names, f"{AUTO} {chosen.why}"
 
@@ -171,7 +169,3 @@ def _start_servers(
         ]
 
     return processes.start(GROUP, servers, policy)
-
-
-def _no_exchange(stage: list[tuple[str, list[Tensor]]]) -> list[list[Tensor]]:
-    raise NotImplementedError

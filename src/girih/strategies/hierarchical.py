@@ -21,7 +21,7 @@ from girih.planner import memory
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
 from girih.planner.speed import served
-from girih.planner.speed.group import known_of, spread, tagged
+from girih.planner.speed.group import spread, tagged
 from girih.planner.speed.step import Basis, StepCost
 from girih.planner.tagging.tag import Tagged
 from girih.planner.traffic import FLOAT_BYTES
@@ -90,7 +90,7 @@ class Hierarchical(RemoteStrategy):
     wire_dense_gradients: Literal["float32", "bfloat16", "topk", "auto"] = "float32"
 
     def __post_init__(self) -> None:
-        RemoteStrategy.__post_init__(self)  # a class with slots has no bare super()
+        super().__post_init__()
         if self.trainers_per_group > 1 and not self.servers_per_group:
             raise ConfigError(
                 f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
@@ -135,7 +135,7 @@ class Hierarchical(RemoteStrategy):
         grouped: dict[str, int] = {}
         if self.servers_per_group:
             grouped = {RoleName.GROUP_SERVER: self.groups * self.servers_per_group}
-        return {**self.sparse_roles, **averaging, **grouped}
+        return {**super().roles, **averaging, **grouped}
 
     def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
         """Returns what happens when a process of this role dies. Loaders restart; for other roles all trainers restart.
@@ -143,7 +143,7 @@ class Hierarchical(RemoteStrategy):
         A group server has the only copy of its parameters, and a dense server the centre of all copies. Nets overtake each
         other without a bound, so servers cannot recognize resent pushes.
         """
-        policy = RemoteStrategy.failure_policy(self, role, store, num_trainers)
+        policy = super().failure_policy(role, store, num_trainers)
         return RELOAD_ALL if policy is FAIL else policy
 
     def plan(self, facts: Facts) -> Plan:
@@ -167,7 +167,7 @@ class Hierarchical(RemoteStrategy):
             )
         copies = memory.Copies(**{field.name: getattr(self, field.name) for field in fields(memory.Copies)})
         memory.check(facts, copies, self.name)
-        plan = RemoteStrategy.plan(self, facts)
+        plan = super().plan(facts)
         if not self.servers_per_group:
             return plan
         wire, why = choose_codecs(facts, asdict(self))
@@ -190,7 +190,7 @@ class Hierarchical(RemoteStrategy):
             return None
         wire = facts.wire or choose_codecs(facts, asdict(self))[0]
         options = asdict(self) | {f"wire_{kind}": codec for kind, codec in wire.items()}
-        net = spread(facts.graph, self.tag_operators(facts, wire), options, known_of(facts, options))
+        net = spread(facts.graph, self.tag_operators(facts, wire), facts, options)
         return served.grouped(basis, service, net, nets=self.nets, averaging=averaging, clips=facts.clips)
 
     def operator_graph(
@@ -218,7 +218,7 @@ class Hierarchical(RemoteStrategy):
         options = asdict(self)
         if wire is not None:
             options |= {f"wire_{kind}": wire[kind] for kind in ("activations", "dense_gradients")}
-        return tagged(facts.graph, options, known_of(facts, options), facts.tagging)
+        return tagged(facts.graph, facts, options, facts.tagging)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers and to the servers of this trainer's group, or makes its copy of the dense half."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.planner.plan import Plan
 from girih.planner.speed import served
 from girih.planner.speed.step import Basis, StepCost
-from girih.strategies.remote import PipelinedStrategy, dense_spec
+from girih.strategies.remote import PipelinedStrategy
+from girih.strategies.strategy import deferred_if
 
 if TYPE_CHECKING:
     from girih.training.session import RunContext, Session
@@ -35,4 +36,8 @@ class Hybrid(PipelinedStrategy):
         """Connects to the embedding workers, and copies the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
 
-        return self.pipelined(plan, context, AllReducedReplica(dense_spec(context), context.ranks))
+        return self.pipelined(
+            plan,
+            context,
+            AllReducedReplica(deferred_if(context.dense.device.type == "cuda", context.dense), context.ranks),
+        )

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from girih.errors import ConfigError
@@ -20,6 +19,7 @@ from girih.strategies.strategy import (
     Capabilities,
     StrategyOptions,
     base_plan,
+    deferred_if,
     half_options,
     in_step_session,
     predicted_traffic,
@@ -51,7 +51,7 @@ class Local(StrategyOptions):
             raise ConfigError(
                 f"strategy 'local' is one process, but {facts.num_trainers} trainers were started; use 'synchronous'"
             )
-        return base_plan(self, facts, roles={"trainer": 1}, predicted=predicted_traffic(Traffic(), None))
+        return base_plan(self, facts, predicted=predicted_traffic(Traffic(), None))
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Local, ...]:
@@ -70,7 +70,5 @@ class Local(StrategyOptions):
 
         devices = {group["name"]: group["device"] for group in plan.groups}
         sparse = LocalSparse(context.sparse, devices=devices, **half_options(plan))
-        # with "skip", the number of the next update depends on whether this one is applied
-        deferred = context.dense.on_nonfinite == "stop" and sparse.is_on_gpu_of(context.dense.device)
-        dense = Replica(replace(context.dense, deferred=deferred))
+        dense = Replica(deferred_if(sparse.is_on_gpu_of(context.dense.device), context.dense))
         return in_step_session(plan, sparse, dense, ExampleFeed(context.ranks))

@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from girih.cluster.cluster import Cluster
     from girih.comm.service import Service
     from girih.data import Dataset
-    from girih.dense.half import DenseSpec
+    from girih.dense.half import DenseHalf
     from girih.sparse.halves.remote import RemoteSparse
     from girih.sparse.options import StoreOptions
     from girih.sparse.protocol import BatchCodec
     from girih.sparse.spec import SparseSpec
-    from girih.strategies.strategy import OptimizedHalf
     from girih.training.feeds import LoaderFeed
     from girih.training.schedules import Schedule
     from girih.training.session import RunContext, Session
@@ -83,12 +82,7 @@ class RemoteStrategy(StrategyOptions):
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Processes beside the trainers."""
-        return self.sparse_roles
-
-    @property
-    def sparse_roles(self) -> Mapping[str, int]:
-        """Processes of the sparse half and the feed."""
+        """Processes beside the trainers: those of the sparse half and the feed."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
     @property
@@ -121,18 +115,21 @@ class RemoteStrategy(StrategyOptions):
             facts,
             schedule=self._planned_schedule(),
             feed={"name": "loader", "loaders": self.loaders},
-            wire={
-                "transport": self.transport,
-                "compress_ids": self.compress_ids,
-                "embeddings": self.wire_embeddings,
-                "gradients": self.wire_gradients,
-            },
+            wire=self._wire,
             predicted=predicted,
         )
 
+    @property
+    def _wire(self) -> dict[str, object]:
+        return {
+            "transport": self.transport,
+            "compress_ids": self.compress_ids,
+            "embeddings": self.wire_embeddings,
+            "gradients": self.wire_gradients,
+        }
+
     def _traffic(self, facts: Facts, profile: AccessProfile, batch_size: int) -> traffic.Traffic:
         share = batch_size / facts.num_trainers
-        wire = {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
         sent = traffic.remote(
             facts.num_trainers,
             ids=profile.ids / facts.num_trainers,
@@ -142,8 +139,7 @@ class RemoteStrategy(StrategyOptions):
             outputs=share * sum(group.output_numbers for group in facts.groups),
             parameters=facts.model.num_parameters,
             in_step=self.in_step,
-            compress_ids=self.compress_ids,
-            half_of=[kind for kind, dtype in wire.items() if dtype == "float16"],
+            wire=self._wire,
         )
         return replace(sent, dense=self._dense_bytes(facts, sent.dense))
 
@@ -170,7 +166,7 @@ class RemoteStrategy(StrategyOptions):
         self,
         plan: Plan,
         context: RunContext,
-        dense: OptimizedHalf,
+        dense: DenseHalf,
         schedule: Schedule,
     ) -> Session:
         """Starts servers and workers, and joins them with a dense half and a schedule.
@@ -365,13 +361,13 @@ class PipelinedStrategy(RemoteStrategy):
         from girih.sparse.protocol import why_resent_pushes_clash
 
         if role not in (SERVER, WORKER):
-            return RemoteStrategy.failure_policy(self, role, store, num_trainers)
+            return super().failure_policy(role, store, num_trainers)
         kept = store.why_not_kept if role == SERVER else ""
         told_apart = why_resent_pushes_clash(self._num_senders(num_trainers), self.staleness)
         why = told_apart or kept or store.why_not_numbered
         return FailurePolicy(why=why) if why else RESTART
 
-    def pipelined(self, plan: Plan, context: RunContext, dense: OptimizedHalf) -> Session:
+    def pipelined(self, plan: Plan, context: RunContext, dense: DenseHalf) -> Session:
         """A session with the pipelined schedule; see :meth:`RemoteStrategy.session`."""
         from girih.training.schedules import Pipelined
 
@@ -381,12 +377,6 @@ class PipelinedStrategy(RemoteStrategy):
 
     def _planned_schedule(self) -> dict[str, object]:
         return {"name": "pipelined", "staleness": self.staleness}
-
-
-def dense_spec(context: RunContext) -> DenseSpec:
-    """The specification of a dense half. The host learns the outcome of a step later if the half is on a GPU, and a refused step ends the run."""
-    spec = context.dense
-    return replace(spec, deferred=spec.device.type == "cuda" and spec.on_nonfinite == "stop")
 
 
 def address_of(plan: Plan, processes: Cluster, name: str, index: int) -> str:

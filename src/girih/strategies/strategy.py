@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from girih.config.bounds import Bounds
 from girih.config.options import Options
@@ -16,11 +16,9 @@ from girih.planner.interleaving import arrange, micro_batches
 from girih.planner.plan import Plan
 from girih.planner.speed.in_step import synchronous_seconds, synchronous_traffic
 from girih.planner.speed.step import Basis, Prediction, StepCost, predict, with_overhead
-from girih.planner.traffic import Traffic
+from girih.planner.traffic import FLOAT32, Traffic, Wire
 
 if TYPE_CHECKING:  # a plan needs no live object
-    import torch
-
     from girih.dense.half import DenseHalf, DenseSpec
     from girih.planner.operators import OperatorGraph
     from girih.planner.tagging.tag import Tagged
@@ -29,11 +27,6 @@ if TYPE_CHECKING:  # a plan needs no live object
     from girih.sparse.spec import SparseSpec
     from girih.training.feeds import ExampleFeed
     from girih.training.session import RunContext, Session
-
-    class OptimizedHalf(DenseHalf, Protocol):
-        """A dense half with an optimizer, for the schedule of the learning rate."""
-
-        optimizer: torch.optim.Optimizer | None
 
 
 Processes = Annotated[int, Bounds(1, 1024)]
@@ -323,7 +316,7 @@ def is_on_gpu(plan: Plan) -> bool:
 
 
 def in_step_session(
-    plan: Plan, sparse: SparseHalf, dense: OptimizedHalf, feed: ExampleFeed, *, most_ahead: int = 1
+    plan: Plan, sparse: SparseHalf, dense: DenseHalf, feed: ExampleFeed, *, most_ahead: int = 1
 ) -> Session:
     """Joins halves and a feed in step.
 
@@ -336,6 +329,14 @@ def in_step_session(
     prefetch = most_ahead if plan.schedule.get("prefetch", False) else 0
     schedule = in_step(plan.schedule.get("micro_batches", 1), prefetch=prefetch)
     return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
+
+
+def deferred_if(on_gpu: bool, spec: DenseSpec) -> DenseSpec:
+    """The specification of a dense half. The host learns the outcome of a step later if the half is on a GPU, and a refused step ends the run.
+
+    With "skip", the number of the next update depends on whether this one is applied.
+    """
+    return replace(spec, deferred=on_gpu and spec.on_nonfinite == "stop")
 
 
 def half_options(plan: Plan) -> dict[str, Any]:
@@ -357,14 +358,14 @@ def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dic
     return predicted
 
 
-def predicted_exchange(facts: Facts, half_of: Collection[str] = ()) -> dict[str, object]:
+def predicted_exchange(facts: Facts, wire: Wire = FLOAT32) -> dict[str, object]:
     """Traffic of ``synchronous``, as from :func:`predicted_traffic`; empty without a profile.
 
     Args:
-        half_of: "embeddings", "gradients": numbers that travel as float16.
+        wire: the number formats of embeddings and gradients.
     """
     if facts.profile is None:
         return {}
-    sent = synchronous_traffic(facts, facts.profile, half_of)
+    sent = synchronous_traffic(facts, facts.profile, wire)
     seconds = None if facts.links is None else synchronous_seconds(facts, sent, facts.links)[0]
     return predicted_traffic(sent, seconds)

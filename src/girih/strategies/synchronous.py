@@ -23,6 +23,7 @@ from girih.strategies.strategy import (
     Processes,
     StrategyOptions,
     base_plan,
+    deferred_if,
     device_of_rows,
     half_options,
     in_step_session,
@@ -70,20 +71,16 @@ class Synchronous(StrategyOptions):
                 " in the order of groups; leave it out, or set store.tiers = ['dram']"
             )
         # links are measured between processes, not between GPUs
-        predicted = predicted_exchange(replace(facts, links=None) if on_gpu else facts, self._half_of)
+        predicted = predicted_exchange(replace(facts, links=None) if on_gpu else facts, self._wire)
         return base_plan(self, facts, wire=self._wire, predicted=predicted)
 
     @property
     def _wire(self) -> dict[str, str]:
         return {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
 
-    @property
-    def _half_of(self) -> list[str]:
-        return [kind for kind, dtype in self._wire.items() if dtype == "float16"]
-
     def step_cost(self, basis: Basis) -> StepCost:
         """Estimates the cost of a step, of which rows, their gradients and dense gradients travel."""
-        return in_step.synchronous(basis, self._half_of)
+        return in_step.synchronous(basis, self._wire)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """This trainer's part of all tables, and its copy of the dense half."""
@@ -91,9 +88,7 @@ class Synchronous(StrategyOptions):
         from girih.training.feeds import ExampleFeed
 
         sparse, on_gpu = _sparse_half(plan, context)
-        # with "skip", the number of the next update depends on whether this one is applied
-        deferred = on_gpu and context.dense.on_nonfinite == "stop"
-        dense = AllReducedReplica(replace(context.dense, deferred=deferred), context.ranks)
+        dense = AllReducedReplica(deferred_if(on_gpu, context.dense), context.ranks)
         # on GPUs keys travel with the rows of the batch before, so their number is known by then
         most_ahead = 2 if is_on_gpu(plan) else 1
         return in_step_session(plan, sparse, dense, ExampleFeed(context.ranks), most_ahead=most_ahead)

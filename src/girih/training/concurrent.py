@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -13,12 +13,10 @@ from queue import SimpleQueue
 import torch
 
 from girih.data.batch import Batch
-from girih.dense.half import DenseHalf
 from girih.errors import WireError
-from girih.sparse.half import Pulled, SparseHalf
+from girih.sparse.half import Pulled
 from girih.telemetry.busy import Busy, waiting
-from girih.telemetry.stats import Spans
-from girih.training.schedules import Step, Token, always, num_examples
+from girih.training.schedules import Batches, JoinedHalves, MayBegin, Step, Token, always
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +38,32 @@ class Concurrent:
 
     def __call__(
         self,
-        batches: Iterable[tuple[Batch, Token]],
-        sparse: SparseHalf,
-        dense: DenseHalf,
-        *,
-        num_updates: int,
-        lr_scale: Callable[[], float],
-        spans: Spans,
-        may_begin: Callable[[int], bool] = always,
+        batches: Batches[Token],
+        halves: JoinedHalves,
+        may_begin: MayBegin = always,
     ) -> Generator[Step[Token], None, None]:
         """Yields a batch's step once it and all before it are applied; closed early, it waits for the batches under way."""
-        training = _Training(sparse, dense, lr_scale, spans, num_updates)
+        halves, spans = replace(halves, turn=threading.Lock()), halves.spans
         under_way, finished = deque[Future[Step[Token]]](), SimpleQueue[Future[Step[Token]]]()
         reading: Iterator[tuple[Batch, Token]] | None = iter(batches)
         failed: Exception | None = None
         num_at_work, working = 0, Busy()
 
         def train(item: tuple[Batch, Token], pulled: Pulled) -> Step[Token]:
+            """Trains on a batch whose rows are on their way; returns once its update is applied."""
             with working.working(1 / self.nets):
-                return training.train(item, pulled)
+                try:
+                    with spans("wait for rows"):
+                        embeddings = pulled.wait()
+                    computed = halves.dense.compute(item[0], embeddings)
+                except BaseException:
+                    with halves.turn, suppress(WireError):  # what broke off the connection is raised
+                        pulled.discard()
+                    raise
+                step, pending = halves.move(*item, pulled, computed)
+                with spans("wait for update"):
+                    pending.wait()
+                return step
 
         with _thread_pool(self.nets) as pool:
             while True:
@@ -74,7 +79,7 @@ class Concurrent:
                         if item is None:
                             reading = None
                             break
-                        begun = pool.submit(train, item, training.pull(item[0]))
+                        begun = pool.submit(train, item, halves.pull(item[0]))
                     except Exception as error:  # raised behind the steps before it
                         reading, failed = None, error
                         break
@@ -91,48 +96,6 @@ class Concurrent:
                     if failed is not None:
                         raise failed
                     return
-
-
-class _Training:
-    """The state that all nets share: the halves, and the count of updates."""
-
-    def __init__(
-        self,
-        sparse: SparseHalf,
-        dense: DenseHalf,
-        lr_scale: Callable[[], float],
-        spans: Spans,
-        num_updates: int,
-    ) -> None:
-        self._sparse, self._dense, self._lr_scale, self._spans = sparse, dense, lr_scale, spans
-        self._num_updates = num_updates
-        self._turn = threading.Lock()  # of calls of the sparse half
-
-    def pull(self, batch: Batch) -> Pulled:
-        """Starts to read the rows of a batch."""
-        with self._turn, self._spans("pull"):
-            return self._sparse.pull(batch)
-
-    def train(self, item: tuple[Batch, Token], pulled: Pulled) -> Step[Token]:
-        """Trains on a batch whose rows are on their way; returns once its update is applied."""
-        batch, token = item
-        try:
-            with self._spans("wait for rows"):
-                embeddings = pulled.wait()
-            computed = self._dense.compute(batch, embeddings)
-        except BaseException:
-            with self._turn, suppress(WireError):  # what broke off the connection is raised
-                pulled.discard()
-            raise
-        vote = computed.vote
-        with self._turn, self._spans("push"):
-            pending = pulled.push(self._num_updates + 1, self._lr_scale(), vote)
-            self._num_updates += not vote.known_refused
-        with self._spans("apply"):
-            outcome = computed.apply(vote)
-        with self._spans("wait for update"):
-            pending.wait()
-        return Step(token, num_examples(batch), outcome, pulled.staleness)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.cluster.roles import RoleName
 from girih.comm.group import TrainerGroup
@@ -23,6 +22,7 @@ from girih.data import Batch, Dataset, NormalizationStats, Position
 from girih.data.batch import Share, share_of
 from girih.data.read_ahead import read_ahead
 from girih.errors import ConfigError, GirihError, Lost
+from girih.kernels.cpu.arrays import U8
 from girih.schema import Schema
 from girih.sparse.protocol import SparseVerb
 from girih.telemetry.stats import StatsSnapshot
@@ -256,12 +256,12 @@ class LoaderDataset(TrainingFeed):
                 self.loader.call(SparseVerb.END, (number, self.rank, taken)).wait(left_s)
                 return
 
-    def _stored_again(self, number: int, taken: int, where: NDArray[np.uint8]) -> tuple[int, int]:
+    def _stored_again(self, number: int, taken: int, where: U8) -> tuple[int, int]:
         """Has the loader give the ids of a share to their worker once more; returns where they are kept now. From any thread."""
         worker, sample = self._ask(SparseVerb.STORE_AGAIN, number, self.rank, taken, where=where).fields
         return worker, sample
 
-    def _ask(self, verb: SparseVerb, *fields: int, where: NDArray[np.uint8] | None = None) -> Frame:
+    def _ask(self, verb: SparseVerb, *fields: int, where: U8 | None = None) -> Frame:
         (frame,) = answers([self.loader], verb, fields, () if where is None else (where,), again=True)
         return frame
 
@@ -273,7 +273,7 @@ def agreed(data: Dataset, ranks: TrainerGroup) -> Dataset:
     return data.within(ranks.broadcast(data.source.bounds))
 
 
-def _where(epoch: int, position: Position | None) -> NDArray[np.uint8]:
+def _where(epoch: int, position: Position | None) -> U8:
     """The beginning of a batch, as loaders are told."""
     return as_text({"epoch": epoch, "position": None if position is None else position.to_dict()})
 

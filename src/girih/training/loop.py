@@ -24,7 +24,7 @@ from girih.training.learning_rate import LearningRate
 from girih.training.log import RunLog
 from girih.training.notes import Notes
 from girih.training.publisher import Publisher
-from girih.training.schedules import Step
+from girih.training.schedules import JoinedHalves, Step
 from girih.training.session import RunContext, Session, StepHook, is_multiple
 
 
@@ -192,15 +192,10 @@ class Loop:
         spans, most = self.context.stats.spans, self.options.max_steps
         if most is not None:
             batches = islice(batches, max(0, most - self.state.step))
-        schedule = self.session.schedule(
-            spans.timed("read", batches),
-            self.session.sparse,
-            self.session.dense,
-            num_updates=self.state.num_updates,
-            lr_scale=self.learning_rate.scale,
-            spans=spans,
-            may_begin=self._may_begin,
+        halves = JoinedHalves(
+            self.session.sparse, self.session.dense, self.state.num_updates, self.learning_rate.scale, spans
         )
+        schedule = self.session.schedule(spans.timed("read", batches), halves, self._may_begin)
         with closing(schedule) as steps:
             while True:
                 start, before = time.perf_counter(), spans.totals_s.get(COMPILE, 0.0)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from girih.comm.group import TrainerGroup
 from girih.data import Batch, Position
+from girih.kernels.cpu.arrays import F32
 from girih.metrics import Scores
 
 _LOG = logging.getLogger(__name__)
@@ -97,9 +97,7 @@ class Notes:
                 " in another way than in the training data?",
             )
 
-    def _constant(
-        self, data: str, where: str, low: NDArray[np.float32], high: NDArray[np.float32], so: str
-    ) -> None:
+    def _constant(self, data: str, where: str, low: F32, high: F32, so: str) -> None:
         for name, least, most in zip(self.label_names, low.ravel(), high.ravel(), strict=False):
             if np.isnan(least):
                 self._log_note(data, name, f"label {name!r} counts for none of {where}: {so}")
@@ -112,12 +110,12 @@ class Notes:
             self.log(text)
 
 
-def _counted(labels: NDArray[np.float32], weights: NDArray[np.float32] | None) -> NDArray[np.float32]:
+def _counted(labels: F32, weights: F32 | None) -> F32:
     """float32[B, T], NaN where a label does not count."""
     return labels if weights is None else np.where(weights > 0, labels, np.float32(np.nan))
 
 
-def _range(labels: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _range(labels: Sequence[F32]) -> tuple[F32, F32]:
     """The least and the largest of each label, float32[1, T] each, NaN where all are; [0, T] where there are none."""
     every = np.concatenate(labels)
     if not len(every):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from girih.data.batch import Batch, micro_batches
@@ -16,6 +16,9 @@ from girih.sparse.half import Pending, Pulled, SparseHalf
 from girih.telemetry.stats import Spans
 
 Token = TypeVar("Token")
+Batches = Iterable[tuple[Batch, Token]]
+MayBegin = Callable[[int], bool]
+"""Whether the batch that is so many behind the last step yielded may begin to move anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,42 @@ def always(number: int) -> bool:
     return True
 
 
+@dataclass(slots=True)
+class JoinedHalves:
+    """Both halves of a trainer, as schedules drive them.
+
+    Attributes:
+        num_updates: applied so far.
+        lr_scale: multiplies the sparse learning rates; asked once per step.
+        turn: held while a batch is pulled or pushed, if several threads do that.
+    """
+
+    sparse: SparseHalf
+    dense: DenseHalf
+    num_updates: int
+    lr_scale: Callable[[], float]
+    spans: Spans
+    turn: AbstractContextManager[object] = field(default_factory=nullcontext)
+
+    def pull(self, batch: Batch, *prepared: Any) -> Pulled:
+        """Starts to read the rows of a batch."""
+        with self.turn, self.spans("pull"):
+            return self.sparse.pull(batch, *prepared)
+
+    def move(
+        self, batch: Batch, token: Token, pulled: Pulled, computed: Computed
+    ) -> tuple[Step[Token], Pending]:
+        """Pushes and applies the gradients of a batch, or neither, by the vote of both halves."""
+        vote = computed.vote
+        with self.turn, self.spans("push"):
+            pending = pulled.push(self.num_updates + 1, self.lr_scale(), vote)
+            self.num_updates += not vote.known_refused
+        with self.spans("apply"):
+            outcome = computed.apply(vote)
+        num_examples = batch.num_examples if batch.share is None else batch.share.num_examples
+        return Step(token, num_examples, outcome, pulled.staleness), pending
+
+
 class Schedule(Protocol):
     """Trains on batches in turn; yields once a step's updates are applied or on their way.
 
@@ -60,22 +99,14 @@ class Schedule(Protocol):
 
     def __call__(
         self,
-        batches: Iterable[tuple[Batch, Token]],
-        sparse: SparseHalf,
-        dense: DenseHalf,
-        *,
-        num_updates: int,
-        lr_scale: Callable[[], float],
-        spans: Spans,
-        may_begin: Callable[[int], bool] = always,
+        batches: Batches[Token],
+        halves: JoinedHalves,
+        may_begin: MayBegin = always,
     ) -> Generator[Step[Token], None, None]:
         """Trains.
 
         Args:
-            num_updates: applied so far.
-            lr_scale: multiplies the sparse learning rates; asked once per step.
-            may_begin: whether the batch that is so many behind the last step yielded may begin to move anything; a schedule
-                whose batches move one after the other need not ask.
+            may_begin: a schedule whose batches move one after the other need not ask.
         """
         ...
 
@@ -116,17 +147,12 @@ class Pipelined:
 
     def __call__(
         self,
-        batches: Iterable[tuple[Batch, Token]],
-        sparse: SparseHalf,
-        dense: DenseHalf,
-        *,
-        num_updates: int,
-        lr_scale: Callable[[], float],
-        spans: Spans,
-        may_begin: Callable[[int], bool] = always,
+        batches: Batches[Token],
+        halves: JoinedHalves,
+        may_begin: MayBegin = always,
     ) -> Generator[Step[Token], None, None]:
         """Yields once a step's update is on its way."""
-        source, gate = _BatchSource(iter(batches), sparse, spans), StalenessGate(self.staleness)
+        source, gate = _BatchSource(iter(batches), halves), StalenessGate(self.staleness)
         ahead: deque[tuple[Batch, Token, Pulled]] = deque()
         under_way: deque[Pending] = deque()
         try:
@@ -141,14 +167,13 @@ class Pipelined:
                     source.prepare(self.prefetch)
                 if ahead:
                     batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
-                    computed = self._computed(batch, pulled, dense, spans)
-                    step, pending = _moved(*ahead.popleft(), computed, num_updates + 1, lr_scale, spans)
-                    num_updates += not computed.vote.known_refused
+                    computed = self._computed(batch, pulled, halves)
+                    step, pending = halves.move(*ahead.popleft(), computed)
                     del computed, pulled  # the next batch needs the memory
                     under_way.append(pending)
                     yield step
                 elif under_way:
-                    with spans("wait for update"):
+                    with halves.spans("wait for update"):
                         under_way.popleft().wait()
                     gate.num_applied += 1
                 else:
@@ -158,8 +183,9 @@ class Pipelined:
                 with suppress(WireError):  # what broke off the connection has been raised, or will be
                     pulled.discard()
 
-    def _computed(self, batch: Batch, pulled: Pulled, dense: DenseHalf, spans: Spans) -> Computed:
+    def _computed(self, batch: Batch, pulled: Pulled, halves: JoinedHalves) -> Computed:
         """Forward and backward of a batch whose rows are on their way."""
+        dense, spans = halves.dense, halves.spans
         if self.micro_batches == 1:
             with spans("wait for rows"):
                 embeddings = pulled.wait()
@@ -184,8 +210,8 @@ def in_step(micro_batches: int = 1, *, prefetch: int = 0) -> Pipelined:
 class _BatchSource(Generic[Token]):
     """Batches in turn, of which the next ones may be prepared."""
 
-    def __init__(self, batches: Iterator[tuple[Batch, Token]], sparse: SparseHalf, spans: Spans) -> None:
-        self._batches, self._sparse, self._spans = batches, sparse, spans
+    def __init__(self, batches: Iterator[tuple[Batch, Token]], halves: JoinedHalves) -> None:
+        self._batches, self._halves = batches, halves
         self._prepared: deque[tuple[Batch, Token, Any]] = deque()
         self._failed: Exception | None = None
         self._ended = False
@@ -200,7 +226,7 @@ class _BatchSource(Generic[Token]):
             else:
                 if item is None:
                     return
-                self._prepared.append((*item, self._sparse.prepare(item[0])))
+                self._prepared.append((*item, self._halves.sparse.prepare(item[0])))
 
     def pull(self) -> tuple[Batch, Token, Pulled] | None:
         """Starts to read the rows of the next batch; None after the last one."""
@@ -210,34 +236,9 @@ class _BatchSource(Generic[Token]):
         item = self._next() if prepared is None else prepared[:2]
         if item is None:
             return None
-        with self._spans("pull"):
-            pulled = self._sparse.pull(item[0], *(() if prepared is None else prepared[2:]))
-        return *item, pulled
+        return *item, self._halves.pull(item[0], *(() if prepared is None else prepared[2:]))
 
     def _next(self) -> tuple[Batch, Token] | None:
         item = None if self._ended else next(self._batches, None)
         self._ended = item is None
         return item
-
-
-def _moved(
-    batch: Batch,
-    token: Token,
-    pulled: Pulled,
-    computed: Computed,
-    number: int,
-    lr_scale: Callable[[], float],
-    spans: Spans,
-) -> tuple[Step[Token], Pending]:
-    """Pushes and applies what a batch gave, or neither, by the vote of both halves."""
-    vote = computed.vote
-    with spans("push"):
-        pending = pulled.push(number, lr_scale(), vote)
-    with spans("apply"):
-        outcome = computed.apply(vote)
-    return Step(token, num_examples(batch), outcome, pulled.staleness), pending
-
-
-def num_examples(batch: Batch) -> int:
-    """Examples of a batch, over all trainers."""
-    return batch.num_examples if batch.share is None else batch.share.num_examples

@@ -124,18 +124,21 @@ def test_gradients_of_keys_are_sums_of_their_terms(monkeypatch, long):
     assert not np.isfinite(totals.cpu().numpy()[nonfinite.item(), own]).all()
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        optim.SGD(lr=0.1, l2=0.01),
-        optim.SGD(lr=0.1, momentum=0.9),
-        optim.Adagrad(lr=0.1),
-        optim.RowwiseAdagrad(lr=0.1, l2=0.01),
-        optim.Adam(lr=0.1),
-        optim.FTRL(l1=0.01),
-    ],
-    ids=repr,
-)
+OPTIMIZERS = [
+    optim.SGD(lr=0.1, l2=0.01),
+    optim.SGD(lr=0.1, momentum=0.9),
+    optim.Adagrad(lr=0.1),
+    optim.RowwiseAdagrad(lr=0.1, l2=0.01),
+    optim.Adam(lr=0.1),
+    optim.FTRL(l1=0.01),
+]
+
+
+def test_optimizers_has_every_optimizer():
+    assert {type(optimizer) for optimizer in OPTIMIZERS} == set(optim.BY_NAME.values())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_rows_move_as_the_plain_twin_says(optimizer):
     spec = group(optimizer=optimizer)
     ids, tables = keys_of(5, -3, 9, 0)

@@ -1,4 +1,4 @@
-"""Interface of launchers: each starts the process of a role somewhere, and gives a handle on it."""
+"""Interface of launchers: each starts the process of a role somewhere, and returns a handle for it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Messages(Protocol):
     """The launcher's end of a pipe to a process; see :class:`girih.processes.pipe.Pipe`."""
 
     def send(self, message: dict[str, object]) -> None:
-        """Sends a message; silently where nobody reads any more."""
+        """Sends a message. Does nothing if nobody reads any more."""
         ...
 
     def receive(self) -> dict[str, Any]:
-        """The next message.
+        """Returns the next message.
 
         Raises:
             EOFError: the other side is gone.
@@ -32,14 +32,14 @@ class Messages(Protocol):
 
 
 class Handle(ABC):
-    """One process that was started. Methods may be called from any thread.
+    """One process that was started. Any thread may call the methods.
 
     Attributes:
-        key: role and index. title: as ``embedding-server 1``.
-        incarnation: how often this role and index has been restarted; 0 for its first process.
-        pid, host: its number, and the machine it runs on.
-        pipe: to the process. A trainer's messages are for others; the handle hears those of a role.
-        address: where it listens; "" until it does.
+        key: role and index. title: for example ``embedding-server 1``.
+        incarnation: the number of restarts of this role and index; 0 for its first process.
+        pid, host: its process id, and its machine.
+        pipe: connects to the process. The handle reads a role's messages, but not a trainer's.
+        address: where it listens; "" until then.
         recovery_note: a line on the state in which a restarted process found its data; "" if all was whole.
     """
 
@@ -54,11 +54,11 @@ class Handle(ABC):
         self._listening = threading.Thread(target=self._listen, name="girih-role", daemon=True)
 
     def begin(self, spec: bytes) -> None:
-        """Tells the process what it is: a pickled :class:`girih.comm.service.Service`; returns at once."""
+        """Sends the process its role, a pickled :class:`girih.comm.service.Service`; returns at once."""
         self.pipe.send({"role": as_text(spec)})
 
     def wait_for_address(self, timeout_s: float | None) -> str:
-        """Waits for the address at which the process listens; "" where it ended before, or took too long."""
+        """Waits for the process's address. Returns "" if the process ended before, or took too long."""
         self._address_known.wait(timeout_s)
         return self.address
 
@@ -68,40 +68,40 @@ class Handle(ABC):
 
     @abstractmethod
     def _listen(self) -> None:
-        """Hears of the process until it ends."""
+        """Receives messages of the process until it ends."""
 
     @abstractmethod
     def status(self) -> int | None:
-        """With which status it ended, a signal's number below 0; None while it runs."""
+        """Returns its exit status; -N if signal N ended it; None while it runs."""
 
     @abstractmethod
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The same, once it ended or the time is over."""
+        """Waits until the process ends or the time is over, and returns its status."""
 
     @abstractmethod
     def last_words(self) -> str:
-        """Its last words: the error that it sent, or the end of what it printed."""
+        """Returns its last words: the error that it sent, or the end of its output."""
 
     @abstractmethod
     def end(self) -> None:
-        """Asks it to end; returns at once. A trainer ends by itself."""
+        """Asks the process to end, and returns at once. A trainer ends by itself."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends it now."""
+        """Ends the process immediately."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what the handle of an ended process holds."""
+        """Releases the resources of an ended process's handle."""
 
 
 @dataclass(kw_only=True)
 class Launcher(ABC):
-    """Starts processes of roles. Those must not outlive the process that has the launcher, however that ends.
+    """Starts processes of roles. They must not outlive the process with the launcher, however it ends.
 
     Attributes:
         trainer: the command of a trainer.
-        again: that of one that comes back, which goes on from the last checkpoint.
+        again: the command of a restarted trainer, which continues from the last checkpoint.
     """
 
     trainer: Sequence[str] = ()
@@ -109,18 +109,18 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, name: RoleName, index: int, incarnation: int, threads: int | None) -> Handle:
-        """Starts a process, which imports what its role needs and waits for :meth:`Handle.begin`.
+        """Starts a process, which imports the modules of its role and waits for :meth:`Handle.begin`.
 
         Args:
-            threads: of OpenMP; None leaves it to the process.
+            threads: OpenMP threads; None leaves it to the process.
         """
 
     def command_of(self, incarnation: int) -> Sequence[str]:
-        """The command of a trainer in one of its lives."""
+        """Returns the command of a trainer for an incarnation."""
         return self.again if incarnation else self.trainer
 
     def again_with(self, words: Sequence[str]) -> None:
-        """Adds words to the command of trainers that come back."""
+        """Adds words to the command of restarted trainers."""
         self.again = [*self.again, *words]
 
 
@@ -129,14 +129,15 @@ class Launch:
     """A run to launch.
 
     Attributes:
-        command: the words of ``girih`` that make a trainer. again: those of one that goes on from the last checkpoint.
-        counts: role → processes, ``trainer`` among them.
-        outliving: roles that trainers find as they were when they begin anew from a checkpoint.
-        newest: the name of the last checkpoint; None while there is none.
-        run: its directory. place: where its processes show themselves.
-        checkpoints_elsewhere: whether checkpoints are not written into it.
-        on_gpus: whether trainers compute there.
-        one_host: the option that keeps all processes on one host, as it would be named to the user; "" where none does.
+        command: the words of ``girih`` for a trainer. again: those of a trainer that continues from the last
+            checkpoint.
+        counts: role → processes, including ``trainer``.
+        outliving: roles that keep their state while trainers restart from a checkpoint.
+        newest: returns the name of the last checkpoint; None if there is none.
+        run: its directory. place: where its processes write their status.
+        checkpoints_elsewhere: True if checkpoints are not in the run's directory.
+        on_gpus: True if trainers compute on GPUs.
+        one_host: the option that keeps all processes on one host, as the user writes it; "" if there is none.
         environment: variables that the run's config names.
     """
 
@@ -155,4 +156,4 @@ class Launch:
 
 
 HelloOf = Callable[[str, str], Mapping[str, object]]
-"""The host at which the launcher listens, and the beginning of the names of shared memory → what processes are told first."""
+"""The launcher's host, and the prefix of the names of shared memory → the first message to processes."""

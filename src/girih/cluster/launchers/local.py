@@ -1,4 +1,4 @@
-"""Local processes: started and watched. None outlives the one that started it, however that ends."""
+"""Starts and watches local processes. None outlives the launching process, however that ends."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LocalProcess(Handle):
         return "\n".join(lines[-LAST_LINES:])
 
     def end(self) -> None:
-        """See :class:`Handle`; a trainer would take this for the end of its launcher."""
+        """See :class:`Handle`. A trainer would mistake this for the end of its launcher."""
         if self.name != RoleName.TRAINER:
             self.pipe.end()
 
@@ -77,7 +77,7 @@ class LocalProcess(Handle):
             self._errors.close()
 
     def _listen(self) -> None:
-        """Hears where a role listens, or its error, until it ends."""
+        """Receives the address or the error of a role until it ends."""
         with suppress(EOFError):
             while self.name != RoleName.TRAINER:
                 message = self.pipe.receive()
@@ -92,10 +92,10 @@ class LocalLauncher(Launcher):
     """Starts processes on this host.
 
     Attributes:
-        hosts: where each process is to run, as network namespaces: by default here.
-        num_trainers: how many there will be.
-        hello: what every process learns first, see :class:`girih.cluster.control.LauncherControl`; roles take
-            ``segments`` from it, and ``place``: where they show themselves.
+        hosts: the network namespace of each process; by default this one.
+        num_trainers: number of trainers.
+        hello: the first message to every process, see :class:`girih.cluster.control.LauncherControl`. Roles read
+            from it ``segments``, and ``place``, the target of their status.
     """
 
     hosts: Hosts = field(default_factory=dict)
@@ -112,11 +112,11 @@ class LocalLauncher(Launcher):
         terminal: Sequence[int] | None = None,
         held: int | None = None,
     ) -> LocalProcess:
-        """Starts a process; trainer 0 has the terminal, all others are silent.
+        """Starts a process. Trainer 0 has the terminal, and all others are silent.
 
         Args:
-            terminal: descriptors that trainer 0 prints to in its place, for output and errors.
-            held: a descriptor that the process has open to its end, see :func:`girih.processes.segments.hold`.
+            terminal: descriptors for trainer 0's output and errors, instead of the terminal.
+            held: a descriptor that the process keeps open to its end, see :func:`girih.processes.segments.hold`.
         """
         host_spec = host_of(self.hosts, name, index)
         pipe, descriptors = Pipe.pair()
@@ -142,7 +142,7 @@ class LocalLauncher(Launcher):
                 [*host_spec.command, *command],
                 env={**environment, **host_spec.environment},
                 pass_fds=(*descriptors, *([] if held is None else [held])),
-                start_new_session=errors is not None,  # the terminal's signals are for the one that has it
+                start_new_session=errors is not None,  # only the owner of the terminal gets its signals
                 **silent,
             )
         finally:

@@ -17,11 +17,11 @@ _MOST_SMALL: Final = 0xFFFF
 
 
 class Unpacked(NamedTuple):
-    """A batch as it came.
+    """A batch that was received.
 
     Attributes:
-        ids: int64[N]; offsets: int32[F·B+1]: as in ``Batch``; each bag has the ids it had, pooled ones maybe in
-            another order.
+        ids: int64[N], as in ``Batch``. Each bag keeps its ids; ids of pooled bags may change their order.
+        offsets: int32[F·B+1], as in ``Batch``.
         weights: float32[N], or None.
     """
 
@@ -40,12 +40,15 @@ def pack(
     """Packs the ids of a batch, in the order of features.
 
     Args:
-        batch_ids: int64[N]; offsets: int32[F·B+1]; num_examples: B; weights: float32[N] or None: as in ``Batch``.
+        batch_ids: int64[N], as in ``Batch``.
+        offsets: int32[F·B+1], as in ``Batch``.
+        num_examples: B.
+        weights: float32[N] or None, as in ``Batch``.
         pooled: bool[F]: features whose order within a bag does not matter.
 
     Returns:
-        int64[2+2F]: B, whether there are weights, and of each feature its ids and unique ids; int64: ids; uint16 or
-        uint32: counts; uint16, or uint32 where B > 65,535: examples; float32[N] or [0]: weights.
+        int64[2+2F]: B, if there are weights, and per feature the number of ids and of unique ids; int64: ids; uint16 or
+        uint32: counts; uint16, or uint32 if B > 65,535: examples; float32[N] or [0]: weights.
     """
     num_features, num_ids = len(pooled), len(batch_ids)
     ends = offsets[:: num_examples or 1][: num_features + 1]
@@ -74,7 +77,7 @@ def pack(
 
 
 def unpack(arrays: tuple[NDArray[Any], ...]) -> Unpacked:
-    """Undoes ``pack``.
+    """Reverses ``pack``.
 
     Raises:
         WireError: the arrays do not fit together.
@@ -99,12 +102,12 @@ def unpack(arrays: tuple[NDArray[Any], ...]) -> Unpacked:
         offsets,
         order,
     ):
-        raise WireError("packed ids: counts that do not add up, or an example beyond the batch")
+        raise WireError("packed ids: the counts do not add up, or an example is beyond the batch")
     return Unpacked(ids, offsets, weights[order] if has_weights else None)
 
 
 def _checked(arrays: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
-    """The arrays, if what is said of their lengths is true."""
+    """Returns the arrays, after checking their dtypes, dims and lengths."""
     kinds = ("int64", "int64", "uint16 uint32", "uint16 uint32", "float32")
     if len(arrays) != len(kinds) or any(
         array.ndim != 1 or array.dtype.name not in kind.split()
@@ -146,15 +149,15 @@ KAPPA = wire_codecs.KAPPA
 
 
 def shrink(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
-    """Halves of float32[..., D].
+    """Codes float32[..., D] as float16 numbers and one scale per vector.
 
-    What comes back differs by at most 2⁻¹²(1 + 2⁻⁹)‖v‖∞, and, of a number of at least 2⁻²⁹‖v‖∞, by at
-    most about 2⁻¹¹ of itself; for denormal results, by at most half the spacing of denormal float32 more. Zeros stay
-    zeros with their sign. NaN stays NaN and infinities stay themselves; ‖v‖∞ is then that of the vector's finite
-    numbers, which are coded as ever.
+    The decoded value differs by at most 2⁻¹²(1 + 2⁻⁹)‖v‖∞. For a number of at least 2⁻²⁹‖v‖∞, it differs by at most
+    about 2⁻¹¹ of the number. If the result is denormal, at most half the spacing of denormal float32 is added. Zeros
+    stay zeros and keep their sign. NaN stays NaN, and infinities stay infinities. ‖v‖∞ is then taken over the vector's
+    finite numbers, which are coded as usual.
 
     Returns:
-        float16[..., D] and ‖v‖∞ of each vector, float32[..., 1]; [..., 0] where D is 0.
+        float16[..., D], and ‖v‖∞ of each vector: float32[..., 1], or [..., 0] if D is 0.
     """
     dim = values.shape[-1]
     halves = np.empty(values.shape, np.uint16)
@@ -167,10 +170,10 @@ def shrink(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np
 
 
 def grow(halves: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Undoes ``shrink``: float16[..., D], float32[..., 1] → float32[..., D].
+    """Reverses ``shrink``: float16[..., D], float32[..., 1] → float32[..., D].
 
     Raises:
-        WireError: the two do not fit together.
+        WireError: the two arrays do not fit together.
     """
     fits = halves.dtype == np.float16 and scales.dtype == np.float32 and halves.ndim == scales.ndim > 0
     if not fits or (halves.size and scales.shape != (*halves.shape[:-1], 1)):

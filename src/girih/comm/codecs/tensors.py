@@ -21,26 +21,27 @@ Layout = tuple[tuple[DTypeLike, Shape], ...]
 
 
 class Codec(ABC):
-    """Packs float32 arrays of any shape, and unpacks them elsewhere.
+    """Packs float32 arrays of any shape, and unpacks them in another process.
 
-    A message in which a number is not finite arrives with one that is not, so that the step is refused there too.
+    If a message has a number that is not finite, the unpacked array has a non-finite number too. So the receiver
+    refuses the step as well.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def layout(self, shape: Shape) -> Layout:
-        """Dtype and shape of each array of a message."""
+        """Returns dtype and shape of each array of a message."""
 
     @abstractmethod
     def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-        """A message, as arrays that a frame carries; they may be views of ``values``."""
+        """Returns a message as arrays that a frame carries. They may be views of ``values``."""
 
     def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
-        """The array of a message.
+        """Returns the array of a message.
 
         Raises:
-            WireError: the arrays are no message of that shape.
+            WireError: the arrays are not a message of this shape.
         """
         layout = [(np.dtype(dtype), size) for dtype, size in self.layout(shape)]
         found = [(array.dtype, array.shape) for array in arrays]
@@ -53,31 +54,31 @@ class Codec(ABC):
 
     @abstractmethod
     def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
-        """The numbers of a message whose layout is right, in any shape."""
+        """Returns the numbers of a message whose layout is right, in any shape."""
 
     def packed_bytes(self, shape: Shape) -> int:
-        """Bytes of the arrays of a message."""
+        """Returns the size of a message's arrays in bytes."""
         return sum(np.dtype(dtype).itemsize * math.prod(size) for dtype, size in self.layout(shape))
 
     def _empty(self, shape: Shape) -> tuple[NDArray[Any], ...]:
-        """Arrays for a message."""
+        """Returns uninitialized arrays for a message."""
         return tuple(np.empty(size, dtype) for dtype, size in self.layout(shape))
 
 
 def flat(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """All numbers in C order, float32[n]; a view where that serves."""
+    """Returns all numbers in C order, float32[n]; a view if possible."""
     return np.ascontiguousarray(values, np.float32).reshape(-1)
 
 
 def rows_of(shape: Shape) -> Shape:
-    """R and D: rows of the last dimension, and their numbers; (0, 0) where there are none."""
+    """Returns R and D: the number of rows of the last dimension, and their length; (0, 0) for an empty array."""
     num_values, dim = math.prod(shape), shape[-1] if shape else 1
     return (num_values // dim, dim) if num_values else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Float32(Codec):
-    """Sends numbers as they are, without a copy."""
+    """Sends numbers unchanged, without a copy."""
 
     name: ClassVar[str] = "float32"
 
@@ -95,16 +96,16 @@ class Float32(Codec):
 
 @dataclass(frozen=True, slots=True)
 class BFloat16(Codec):
-    """Rounds to the nearest bfloat16, of two the even one, as torch does.
+    """Rounds to the nearest bfloat16. Ties go to the even number, as in torch.
 
-    What comes back differs by at most 2⁻⁸ of itself, or by 2⁻¹³⁴ where that is less. Zeros keep their sign, infinities
-    stay, NaN stays NaN; from 2¹²⁸(1 − 2⁻⁹) on a number becomes infinity.
+    The decoded value differs by at most 2⁻⁸ of the number, or by 2⁻¹³⁴ if that is more. Zeros keep their sign,
+    infinities stay, NaN stays NaN. A number of at least 2¹²⁸(1 − 2⁻⁹) becomes infinity.
     """
 
     name: ClassVar[str] = "bfloat16"
 
     def layout(self, shape: Shape) -> Layout:
-        """uint16[n], the bits."""
+        """uint16[n]: the bits."""
         return ((np.uint16, (math.prod(shape),)),)
 
     def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
@@ -118,7 +119,7 @@ class BFloat16(Codec):
 
 
 def widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The numbers of bfloat16's bits."""
+    """Returns the numbers that bits of bfloat16 stand for."""
     bits = halves.astype(np.uint32)
     bits <<= 16
     return bits.view(np.float32)
@@ -126,11 +127,12 @@ def widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Int8(Codec):
-    """Sends the steps above its row's least number for each number, and step and least number of each row.
+    """Sends each number as a count of steps above the least number of its row, and each row's step and least number.
 
-    What comes back differs by at most half a step, 1/510 of the row's range, but for float32's own rounding: 10⁻⁴ of a
-    step and 2⁻²³ of the row's largest magnitude. The least number of a row is exact; a row whose range is below 2⁻¹⁰⁰
-    comes back as it. A row in which a number is not finite, or whose range is beyond float32, comes back as NaN.
+    The decoded value differs by at most half a step: 1/510 of the row's range. Float32's rounding adds 10⁻⁴ of a step
+    and 2⁻²³ of the row's largest magnitude. The least number of a row is exact. If a row's range is below 2⁻¹⁰⁰, all
+    its numbers become the least one. If a row has a number that is not finite, or a range beyond float32, it becomes
+    NaN.
     """
 
     name: ClassVar[str] = "int8"
@@ -150,7 +152,7 @@ class Int8(Codec):
     def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
         codes, ranges = arrays
         values: NDArray[np.float32] = codes.astype(np.float32)
-        with np.errstate(over="ignore"):  # beside the largest float32
+        with np.errstate(over="ignore"):  # a sum close to the largest float32 may overflow
             values *= ranges[:, :1]
             values += ranges[:, 1:]
         return values
@@ -158,12 +160,13 @@ class Int8(Codec):
 
 @dataclass(frozen=True, slots=True)
 class TopK(Codec):
-    """Sends the numbers of largest magnitude of each message with their places, of equal ones the first.
+    """Sends the numbers of largest magnitude of each message with their places. Among equal numbers, the first are sent.
 
-    NaN counts as larger than infinity, and that as larger than any number: where a message has such, one arrives.
+    NaN counts as larger than infinity, and infinity as larger than any number. So if a message has NaN or infinity, one
+    of them arrives.
 
     Attributes:
-        share: of the numbers of a message, how many are sent, at least one; 0 < share ≤ 1.
+        share: the part of a message's numbers that is sent, at least one number; 0 < share ≤ 1.
     """
 
     share: float = 0.1
@@ -171,7 +174,7 @@ class TopK(Codec):
     name: ClassVar[str] = "topk"
 
     def layout(self, shape: Shape) -> Layout:
-        """uint32[k], the places in order; uint16[k], bits of bfloat16."""
+        """uint32[k]: the places, in order; uint16[k]: the bits of bfloat16."""
         kept = (math.ceil(self.share * math.prod(shape)),)
         return (np.uint32, kept), (np.uint16, kept)
 
@@ -184,7 +187,7 @@ class TopK(Codec):
         return arrays
 
     def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
-        """Zeros where nothing was sent."""
+        """Returns the numbers, with zeros for those that were not sent."""
         indices, halves = arrays
         if indices.max(initial=0) >= max(1, num_values):
             raise WireError(f"a message by {self.name}: place {indices.max()} of {num_values} numbers")
@@ -194,17 +197,17 @@ class TopK(Codec):
 
 
 class ErrorFeedback:
-    """One stream of gradients: a net's to one part, whose numbers mean the same from message to message.
+    """One stream of gradients, from one net to one part. Its numbers mean the same in every message.
 
-    A message holds numbers of the gradient and of what was left out before. What becomes of the rest follows the step:
-    after :meth:`apply` it waits for the next message, after :meth:`discard` the stream is as it was before the step, so
-    that a refused gradient moves nothing later either. What earlier steps left out stays. Several messages of a step,
-    as of micro-batches, build on each other.
+    A message carries numbers of the gradient plus what earlier messages left out. The rest follows the outcome of the
+    step. After :meth:`apply` it waits for the next message. After :meth:`discard` the stream is as it was before the
+    step, so that a refused gradient has no later effect. It keeps what earlier steps left out. If a step sends several
+    messages, for example one per micro-batch, each continues from the one before.
 
-    A shorter message, as that of an epoch's last batch, takes part with the first of the numbers; the rest of them wait.
+    A shorter message, for example that of an epoch's last batch, uses the first of the numbers. The others wait.
 
     Args:
-        left: see :attr:`left`, of a stream that goes on.
+        left: the initial :attr:`left`, when a stream is resumed.
     """
 
     def __init__(self, codec: TopK, left: NDArray[np.float32] | None = None) -> None:
@@ -214,11 +217,11 @@ class ErrorFeedback:
 
     @property
     def left(self) -> NDArray[np.float32]:
-        """The gradients that applied steps have left out, float32 of the longest message's length; not to be written."""
+        """The gradients that applied steps have left out: float32, as long as the longest message. Read-only."""
         return self._left
 
     def pack(self, gradients: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-        """A message by the stream's codec."""
+        """Packs a message with the stream's codec."""
         numbers = flat(gradients)
         before = self._left if self._of_step is None else self._of_step
         total = np.zeros(max(len(before), len(numbers)), np.float32)
@@ -226,13 +229,13 @@ class ErrorFeedback:
         total[: len(numbers)] += numbers
         arrays = self.codec.pack(total[: len(numbers)])
         indices, halves = arrays
-        with np.errstate(invalid="ignore"):  # infinity less itself, in a step that will be refused
+        with np.errstate(invalid="ignore"):  # infinity minus infinity, in a step that will be refused
             total[indices] -= widened(halves)
         self._of_step = total
         return arrays
 
     def apply(self) -> None:
-        """Keeps what the step has left out for the next one."""
+        """Keeps the numbers that the step left out for the next step."""
         if self._of_step is not None:
             self._left, self._of_step = self._of_step, None
 
@@ -244,8 +247,8 @@ class ErrorFeedback:
 ACTIVATIONS: Mapping[str, Codec] = MappingProxyType(
     {codec.name: codec for codec in (Float32(), BFloat16(), Int8())}
 )
-"""Name in a config → codec of what goes forward."""
+"""Name in a config → codec of activations."""
 GRADIENTS: Mapping[str, Codec] = MappingProxyType(
     {codec.name: codec for codec in (Float32(), BFloat16(), TopK())}
 )
-"""Name in a config → codec of what goes backward."""
+"""Name in a config → codec of gradients."""

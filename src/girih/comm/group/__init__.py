@@ -1,4 +1,4 @@
-"""Groups of trainers: collectives on explicit process groups, which can be split, aborted and formed anew."""
+"""Groups of trainers: collectives on explicit process groups, which can be split, aborted and formed again."""
 
 from girih.comm.group.trainers import TrainerGroup
 

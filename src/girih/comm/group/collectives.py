@@ -1,7 +1,7 @@
-"""The trainers of a run as one of them sees them: who it is, how many there are, what they tell each other.
+"""The collectives of a run's trainers, as one trainer sees them: its rank, their number, their messages.
 
-Tensors go through ``torch.distributed`` on a process group of their own, everything else as JSON in tensors of bytes,
-or as notes in the run's registry: nothing is pickled.
+Tensors go through ``torch.distributed`` on a separate process group. Everything else travels as JSON in tensors of
+bytes, or as notes in the run's registry. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from girih.telemetry.busy import waiting
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 _FOREVER_S = 1e9
-_LITTLE_BYTES = 256  # every rank adds up all of it
-_RING_BYTES = 1 << 17  # more than this goes around a ring, which copies less
+_LITTLE_BYTES = 256  # up to this size every rank adds up the whole tensor
+_RING_BYTES = 1 << 17  # larger tensors go around a ring, which copies less
 
 
 class Collectives:
-    """This trainer's number among all. Methods that send are called by all trainers, in the same order.
+    """This trainer's rank among all trainers. All trainers call methods that send, in the same order.
 
     Args:
-        rank, size: which of how many.
-        registry: where they meet; one that is alone needs none.
-        host: where this one listens for the others; None leaves it to gloo.
-        name: tells groups that meet in the same registry apart; the same on all ranks, used once.
+        rank, size: this trainer's rank, and the number of ranks.
+        registry: the registry in which they meet; not needed for a single trainer.
+        host: the host at which this trainer listens for the others; None leaves the choice to gloo.
+        name: distinguishes groups that meet in the same registry; the same on all ranks, used once.
 
     Attributes:
-        lost: set where a process of the run is gone, so that nothing more is to be waited for.
+        lost: set if a process of the run is gone, so nobody should wait for the others any more.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class Collectives:
 
     @property
     def process_group(self) -> Any:
-        """The group as ``torch.distributed`` takes it for ``group``; None for one that is alone."""
+        """The group for the ``group`` argument of ``torch.distributed``; None for a single trainer."""
         return None if self._group is None else self._group.process_group
 
     @property
     def first(self) -> bool:
-        """Whether this one writes the run's files."""
+        """True if this rank writes the run's files."""
         return self.rank == 0
 
     def split(self, members: Sequence[int]) -> Self | None:
-        """A group of some ranks, in this order; None for who is not of them. All ranks call it, each for its own part.
+        """Returns a group of some ranks, in this order; None if this rank is not a member. All ranks call it.
 
-        Members of a part name the same ranks; parts of one call share none.
+        Each rank calls it for its own part. Members of a part name the same ranks. The parts of one call are disjoint.
         """
         self._num_splits += 1
         if self.rank not in members:
@@ -93,15 +93,15 @@ class Collectives:
         return part
 
     def abort(self) -> None:
-        """Has collectives in progress raise on all ranks, and all later ones. Callable from any thread."""
+        """Makes current and later collectives raise on all ranks. Callable from any thread."""
         self._abort_here()
         if self.size > 1:
-            with contextlib.suppress(GirihError):  # where the registry is gone, all others learn that too
+            with contextlib.suppress(GirihError):  # if the registry is gone, all other ranks notice that too
                 for rank in range(self.size):
                     self.registry.set(f"{self.name}/abort/{rank}", "1")
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sum over all ranks of each value, in float64."""
+        """Returns the sum over all ranks of each value, in float64."""
         if self.size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
@@ -109,12 +109,12 @@ class Collectives:
         return total.tolist()
 
     def sum_by_name(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The sum over all ranks of each count; all have the same names."""
+        """Returns the sum over all ranks of each count. All ranks pass the same names."""
         names = sorted(counts)
         return {n: int(v) for n, v in zip(names, self.sum([counts[n] for n in names]), strict=True)}
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest over all ranks of each value."""
+        """Returns the largest of each value over all ranks."""
         if self.size == 1:
             return list(values)
         most = torch.tensor(values, dtype=torch.float64)
@@ -122,11 +122,11 @@ class Collectives:
         return most.tolist()
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Returns whether the flag is true on any rank."""
         return self.sum([float(flag)])[0] > 0
 
     def broadcast(self, value: Any) -> Any:
-        """The value of rank 0, on all ranks: anything that JSON can hold."""
+        """Returns the value of rank 0 on all ranks: anything that JSON can hold."""
         if self.size == 1:
             return value
         text = json.dumps(value).encode() if self.first else b""
@@ -137,12 +137,12 @@ class Collectives:
         return json.loads(bytes(content.numpy()))
 
     def gather(self, value: T) -> list[T] | None:
-        """On rank 0, what each rank has (anything that JSON can hold); None on the others."""
+        """Returns, on rank 0, the values of all ranks (anything that JSON can hold); None on the other ranks."""
         arrays = self.gather_arrays({"": np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)})
         return None if arrays is None else [json.loads(bytes(each[""])) for each in arrays]
 
     def gather_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
-        """On rank 0, the arrays of each rank, its own included; None on the others."""
+        """Returns, on rank 0, the arrays of each rank, rank 0 included; None on the other ranks."""
         if self.size == 1:
             return [dict(arrays)]
         if self.first:
@@ -157,15 +157,15 @@ class Collectives:
         return None
 
     def exchange(self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]) -> Tensor:
-        """AllToAllv: the parts of a flat tensor go to the ranks in turn; returns what they sent here, in turn."""
+        """AllToAllv: sends the parts of a flat tensor to the ranks in order, and returns the received parts."""
         return self.begin_exchange(sent, sent_sizes, received_sizes)()
 
     def begin_exchange(
         self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]
     ) -> Callable[[], Tensor]:
-        """Begins :meth:`exchange`; calling what it returns ends it.
+        """Begins :meth:`exchange`. Call the returned function to end it.
 
-        For a tensor on a GPU the current stream waits then, and the host does not.
+        For a tensor on a GPU, that call makes the current stream wait, but not the host.
         """
         if self.size == 1:
             return lambda: sent
@@ -179,30 +179,30 @@ class Collectives:
         return end
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, which are of one shape, in the order of ranks: [size, ...]."""
+        """Returns the tensors of all ranks, which have one shape, in the order of ranks: [size, ...]."""
         counts = [tensor.numel()] * self.size
         flat = self.exchange(tensor.reshape(-1).repeat(self.size), counts, counts)
         return flat.view(self.size, *tensor.shape)
 
     def hosts(self) -> tuple[str, ...]:
-        """The address at which each rank listens for the others, by rank: ranks of one host have the same."""
+        """Returns the address at which each rank listens, by rank. Ranks of one host have the same address."""
         return tuple(self.broadcast(self.gather(self._host or socket.gethostname())))
 
     def next_number(self) -> int:
-        """Counts on: the same number on all ranks that call it as often."""
+        """Returns the next number of a counter: the same number on all ranks that have called it equally often."""
         self._number += 1
         return self._number
 
     def put(self, key: str, text: str) -> None:
-        """Leaves a note for the others, from any thread."""
+        """Leaves a note for the other ranks, from any thread."""
         self.registry.set(f"{self.name}/note/{key}", text)
 
     def has(self, key: str) -> bool:
-        """Whether a note is there."""
+        """Returns whether a note exists."""
         return self.registry.check([f"{self.name}/note/{key}"])
 
     def take(self, key: str) -> str | None:
-        """Takes a note away; None while there is none."""
+        """Returns a note and deletes it; None if there is no note."""
         key = f"{self.name}/note/{key}"
         text = self.registry.get(key)
         if text is not None:
@@ -210,7 +210,7 @@ class Collectives:
         return text
 
     def all_reduce(self, tensor: Tensor, *, async_op: bool = False) -> Any:
-        """Sums a tensor over all ranks, in place; with ``async_op`` returns the work."""
+        """Sums a tensor over all ranks, in place. With ``async_op``, returns the work."""
         if self.size == 1:
             return None
         if not async_op and tensor.device.type == "cpu" and 0 < tensor.nbytes <= _RING_BYTES:
@@ -220,7 +220,7 @@ class Collectives:
         return work if async_op else await_work(work)
 
     def _small_sum(self, flat: Tensor) -> Tensor:
-        """The sum, in at most half as many messages as a ring takes: gloo adds 144 bytes to each of them."""
+        """Returns the sum with at most half the messages of a ring, because gloo adds 144 bytes to each."""
         if flat.nbytes <= _LITTLE_BYTES:
             return _in_turn(self.all_gather(flat))
         counts = [flat.numel()] * self.size
@@ -230,26 +230,26 @@ class Collectives:
         return self.exchange(part.repeat(self.size), own, parts)
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
-        """Overwrites a tensor by rank 0's, in place."""
+        """Overwrites a tensor with rank 0's, in place."""
         if self.size > 1:
             await_work(self.process_group.broadcast(tensor, 0))
 
     def barrier(self) -> None:
-        """Returns when all have come here."""
+        """Returns when all ranks have called it."""
         if self.size > 1:
             await_work(self.process_group.barrier())
 
     def close(self) -> None:
-        """Leaves the others.
+        """Leaves the group.
 
-        Threads of the group end only once nothing refers to it any more; one that is alive when the interpreter ends
-        may abort the process.
+        Threads of the group end only when nothing refers to the group any more. A thread that is alive when the
+        interpreter ends may abort the process.
         """
         for part in list(self._parts):
             part.close()
         if self._group is not None:
             self._group = None
-            with contextlib.suppress(GirihError):  # ends the thread that watches for it
+            with contextlib.suppress(GirihError):  # ends the thread that watches this key
                 self.registry.set(f"{self.name}/abort/{self.rank}", "closed")
             gc.collect()
 
@@ -279,13 +279,13 @@ class Collectives:
 
 
 def await_work(work: dist.Work) -> bool:
-    """Waits for a collective: until the others have come to it, and all bytes are here."""
+    """Waits for a collective, until the other ranks have joined and all bytes have arrived."""
     with waiting():
         return work.wait()
 
 
 def _in_turn(rows: Tensor) -> Tensor:
-    """The sum of rows, each number's in the order of ranks, wherever it stands."""
+    """Returns the sum of rows, added in the order of ranks, so a number's place in the tensor does not matter."""
     total = rows[0].clone()
     for row in rows[1:]:
         total += row
@@ -297,7 +297,7 @@ def _bytes_of(array: NDArray[Any]) -> Tensor:
 
 
 def _watch(of: weakref.ref[Collectives], registry: Registry, key: str) -> None:
-    """Aborts here what another rank has aborted, or once the registry is gone, until the group is closed."""
+    """Aborts here when another rank aborts, or when the registry is gone, until the group is closed."""
     with contextlib.suppress(GirihError):
         registry.wait([key], _FOREVER_S)
     group = of()

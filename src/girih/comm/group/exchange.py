@@ -1,8 +1,7 @@
-"""AllToAllv whose sizes follow from counts: what trainers ask each other for, and what they answer.
+"""AllToAllv with message sizes that follow from counts: the requests of trainers to each other, and the answers.
 
-Before anything else each rank tells every other one a few counts, such as how many keys of each group it will ask for.
-From these follows the size of each message there and back, for the rank that sends it, those that pass it on, and the one
-that receives it.
+First each rank sends every other rank a few counts, for example how many keys of each group it will request. All
+message sizes in both directions follow from these counts, for the sender, the relays and the receiver.
 
 Shapes: P ranks, C counts.
 """
@@ -21,17 +20,17 @@ from girih.comm.group.collectives import Collectives, await_work
 
 Counts = NDArray[np.int64]
 Sizes = Callable[[Counts], Counts]
-"""Counts, int64[..., C] → how many numbers each message has, int64[...]."""
+"""Counts, int64[..., C] → the length of each message in numbers, int64[...]."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Counts or sizes of one exchange, as far as they concern this rank: all ranks send along it in the same order.
+    """The counts or sizes of one exchange that this rank needs. All ranks send along it in the same order.
 
     Attributes:
-        sent, received: [P, ...], of this rank's messages to each one, and of each one's to it.
-        outgoing: host that this rank is a relay for → [R, S, ...], from each rank here to each one there.
-        incoming: the same, [S, R, ...], from each one there to each rank here.
+        sent, received: [P, ...], of this rank's messages to each rank, and of each rank's messages to this one.
+        outgoing: host that this rank is a relay for → [R, S, ...], from each rank here to each rank there.
+        incoming: host that this rank is a relay for → [S, R, ...], from each rank there to each rank here.
     """
 
     sent: Counts
@@ -40,13 +39,13 @@ class Passage:
     incoming: Mapping[int, Counts] = field(default_factory=dict)
 
     def there(self, sizes: Sizes) -> Passage:
-        """Sizes of messages on the way that counts went, by the counts."""
+        """Returns the sizes of messages in the direction of the counts."""
         outgoing = {host: sizes(counts) for host, counts in self.outgoing.items()}
         incoming = {host: sizes(counts) for host, counts in self.incoming.items()}
         return Passage(sizes(self.sent), sizes(self.received), outgoing, incoming)
 
     def back(self, sizes: Sizes) -> Passage:
-        """Sizes of messages on the opposite way."""
+        """Returns the sizes of messages in the opposite direction."""
         there = self.there(sizes)
         outgoing = {host: each.T for host, each in there.incoming.items()}
         incoming = {host: each.T for host, each in there.outgoing.items()}
@@ -54,7 +53,7 @@ class Passage:
 
 
 class DirectExchange:
-    """A way for messages between all ranks: each one sends a message to each other one."""
+    """Sends messages between all ranks directly: each rank sends one message to each other rank."""
 
     def __init__(self, ranks: Collectives) -> None:
         self._ranks = ranks
@@ -63,10 +62,10 @@ class DirectExchange:
         ] = {}  # host that this rank is a relay for → ranks here and there
 
     def send_counts(self, counts: Counts) -> Passage:
-        """Tells each rank its counts, int64[P, C], all of them non-negative; C is the same on all ranks.
+        """Sends each rank its counts, int64[P, C], none negative. C is the same on all ranks.
 
         Returns:
-            These, and the counts that each rank told this one: the sizes of later messages follow from them.
+            These counts, and the counts that each rank sent to this one. The sizes of later messages follow from them.
         """
         size, num_counts = counts.shape
         alike = np.full(size, num_counts)
@@ -82,15 +81,15 @@ class DirectExchange:
         return Passage(counts, received.numpy().reshape(counts.shape), out_counts, in_counts)
 
     def begin(self, sent: Tensor, sizes: Passage) -> Callable[[], Tensor]:
-        """Begins to move the parts of a flat tensor to the ranks in turn; what it returns ends that and gives what came, in turn."""
+        """Begins to move the parts of a flat tensor to the ranks. The returned function ends this and returns the received parts."""
         return self._ranks.begin_exchange(sent, sizes.sent.tolist(), sizes.received.tolist())
 
     def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
         """Moves the parts of a flat tensor to the ranks in turn.
 
         Returns:
-            What came here, in turn; and what this rank passed on to other hosts, and from them, by host: in the order of
-            :class:`Passage`.
+            The parts that arrived here. Then the messages that this rank passed on, by host: to other hosts, and from
+            other hosts. The order is that of :class:`Passage`.
         """
         return self.begin(sent, sizes)(), {}, {}
 
@@ -100,13 +99,13 @@ _TAG = 0
 
 
 class BetweenHosts(DirectExchange):
-    """An exchange grouped by host.
+    """An exchange that groups messages by host.
 
     Args:
         hosts: the name of each rank's host, the same on all ranks.
 
     Attributes:
-        num_messages: how many this rank has sent to other hosts.
+        num_messages: messages that this rank has sent to other hosts.
     """
 
     def __init__(self, ranks: Collectives, hosts: Sequence[str]) -> None:
@@ -168,18 +167,18 @@ class BetweenHosts(DirectExchange):
         return torch.cat([found[rank] for rank in range(self._ranks.size)]), outgoing, incoming
 
     def _relay(self, host: int, other: int) -> int:
-        """The rank of one host through which goes what its ranks and those of another one send each other."""
+        """Returns the rank of ``host`` that relays the messages between its ranks and the ranks of ``other``."""
         members = self._members[host]
         return members[(other - (other > host)) % len(members)]
 
     def _beyond(self, rank: int) -> list[int]:
-        """The ranks of other hosts that a rank of this host is the way to."""
+        """Returns the ranks of other hosts that a rank of this host relays messages for."""
         return [each for host in self._relays[rank] for each in self._members[host]]
 
     def _swap(
         self, like: Tensor, sent: Mapping[int, _Pieces], sizes: Mapping[int, Sequence[int]]
     ) -> dict[int, _Pieces]:
-        """Pieces to some ranks, one message each; returns those of the ranks that ``sizes`` names."""
+        """Sends pieces to some ranks, one message each. Returns the pieces from the ranks that ``sizes`` names."""
         here, group = self._ranks.rank, self._ranks.process_group
         came: dict[int, _Pieces] = {}
         messages, works = [], []

@@ -1,8 +1,8 @@
 """Process groups of ``torch.distributed`` that are formed without its default group, and that can be aborted.
 
-gloo has no abort: what blocks in it goes on for as long as its timeout says. It fails at once, though, when a
-connection ends, so that is what aborting does: it shuts this process's connections of the group down. They are told
-from others by the port at which the group's device listens, here or at the other end.
+gloo has no abort: a blocked call blocks until its timeout. But gloo fails at once when a connection ends. So abort
+shuts down this process's connections of the group. It recognizes them by the port at which the group's device listens,
+here or at the other end.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGl
 from girih.comm.registry import WAIT_S, Registry
 
 PATIENCE = datetime.timedelta(minutes=30)
-"""A trainer waits so long for the others: as long as the slowest may evaluate or save."""
+"""The longest time that a trainer waits for the others: the slowest may be evaluating or saving."""
 
 
 class AbortableGroup:
-    """A process group of gloo for tensors on CPUs and, where there is one, of NCCL for those on GPUs.
+    """A process group of gloo for tensors on CPUs and, if available, of NCCL for tensors on GPUs.
 
     Args:
-        store: where its ranks meet; nobody else may have met there.
-        host: where gloo listens; None leaves it to gloo (``GLOO_SOCKET_IFNAME``, or what this host's name stands for).
+        store: the store in which its ranks meet; no other group may have used it.
+        host: the host at which gloo listens. None leaves it to gloo (``GLOO_SOCKET_IFNAME``, or the address of the host
+            name).
 
     Attributes:
-        process_group: what collectives and ``DistributedDataParallel`` take.
+        process_group: for collectives and ``DistributedDataParallel``.
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, host: str | None, name: str) -> None:
@@ -67,7 +68,7 @@ class AbortableGroup:
         self.process_group._register_backend(torch.device(device), kind, backend)
 
     def abort(self) -> None:
-        """Has collectives in progress raise, here and in who talks to this one. From any thread."""
+        """Makes collectives in progress raise, here and in connected processes. Callable from any thread."""
         if self._nccl is not None:
             self._nccl.abort()
         for connection in _sockets():
@@ -78,7 +79,7 @@ class AbortableGroup:
 
 
 def _listening() -> list[tuple[str, int]]:
-    """Hosts and ports at which this process listens."""
+    """Returns the hosts and ports at which this process listens."""
     return [
         connection.getsockname()[:2]
         for connection in _sockets()
@@ -87,7 +88,7 @@ def _listening() -> list[tuple[str, int]]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """All TCP sockets of this process, as copies that are closed behind each."""
+    """Yields all TCP sockets of this process, as copies; each is closed after use."""
     for descriptor in os.listdir("/dev/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
@@ -101,7 +102,7 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 class RegistryStore(Store):
-    """Keys of one prefix in a registry; values are bytes, kept as text of the same code points."""
+    """Keys with one prefix in a registry. Values are bytes, kept as text with the same code points."""
 
     def __init__(self, registry: Registry, prefix: str) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class RegistryStore(Store):
         self._registry.set(self._key(key), text)
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once it is there."""
+        """Returns the value of a key when the key exists."""
         self.wait([key])
         return (self._registry.get(self._key(key)) or "").encode("latin-1")
 
@@ -122,21 +123,21 @@ class RegistryStore(Store):
         return self._registry.add(self._key(key), value)
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Sets a key that has the expected value."""
+        """Sets a key if it has the expected value."""
         old, new = (v if isinstance(v, str) else bytes(v).decode("latin-1") for v in (expected, desired))
         return self._registry.compare_set(self._key(key), old, new).encode("latin-1")
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Returns once all keys are there."""
+        """Returns when all keys exist."""
         timeout_s = WAIT_S if timeout is None else timeout.total_seconds()
         self._registry.wait([self._key(key) for key in keys], timeout_s)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Returns whether all keys exist."""
         return self._registry.check([self._key(key) for key in keys])
 
     def deleteKey(self, key: str) -> bool:
-        """Removes a key. By this name ``torch`` finds it; what it does not find here it does by the others."""
+        """Removes a key. ``torch`` needs this name. It builds the other methods from those of this class."""
         return self._registry.delete(self._key(key))
 
     def _key(self, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Agreement of trainers: on a step's loss, on who refuses it, and on when all of them stop."""
+"""Agreement of trainers on a step's loss, on who refuses the step, and on when all of them stop."""
 
 from __future__ import annotations
 
@@ -14,101 +14,101 @@ from torch import Tensor
 from girih.comm.group.collectives import Collectives
 from girih.errors import NonFiniteError
 
-_LOOK_S: Final = 0.02  # between two looks for a note: each is a call
+_LOOK_S: Final = 0.02  # between two looks for a note, because each look is a call
 Numbers = Sequence[float]
 NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 LOSS, REFUSES, STOPS = BALLOT = range(3)
-"""Words of a trainer's ballot: its part of the step's loss, whether it refuses the step, whether it wants to stop after it."""
+"""A trainer's ballot: its part of the step's loss, if it refuses the step, and if it wants to stop after the step."""
 
 
 class StopVotes:
-    """Stops and pauses as one trainer knows them; all agree on them by the sums of their ballots. It knows no other trainer.
+    """Stops and pauses as one trainer knows them. Trainers agree by the sums of their ballots.
 
     Attributes:
-        num_stops: how many stops have ended.
-        agreed_stop: whether all stop, as far as the last sum says.
+        num_stops: stops that have ended.
+        agreed_stop: all trainers stop, by the last sum.
     """
 
     _stop = _pause = agreed_stop = False
     num_stops = 0
 
     def request_stop(self) -> None:
-        """Has all ranks stop together. Callable from a signal handler."""
+        """Makes all ranks stop together. Callable from a signal handler."""
         self._stop = True
 
     def request_pause(self) -> None:
-        """Has all ranks stop together, to go on after :meth:`end_pause`, unless one of them is to stop for good."""
+        """Makes all ranks stop together, and continue after :meth:`end_pause`, unless a rank must stop for good."""
         self._pause = True
 
     @property
     def stop_requested(self) -> bool:
-        """Whether this one was asked to stop, if for a pause, whatever the others know."""
+        """True if this trainer was asked to stop or pause, even if the others do not know it yet."""
         return self._stop or self._pause
 
     @property
     def wants_stop(self) -> bool:
-        """Whether this one was asked to stop, or knows that all do."""
+        """True if this trainer was asked to stop, or knows that all trainers stop."""
         return self.stop_requested or self.agreed_stop
 
     @property
     def pause_ballot(self) -> list[float]:
-        """Whether this one is to pause, and to stop for good."""
+        """Two numbers: 1 if this trainer must pause, and 1 if it must stop for good."""
         return [float(self._pause), float(self._stop)]
 
     def note_stops(self, num_stopping: float) -> None:
-        """Notes how many want to stop, where all have learned it in the same step."""
+        """Records the number of trainers that want to stop, which all learned in the same step."""
         self.agreed_stop = num_stopping > 0
 
     def end_pause(self) -> None:
-        """Ends what :meth:`request_pause` began; a stop that was requested meanwhile is not forgotten."""
+        """Ends the pause of :meth:`request_pause`. A stop that was requested in the meantime remains."""
         self._pause, self.agreed_stop = False, False
         self.num_stops += 1
 
     def forget_stop(self) -> None:
-        """Ends what :meth:`request_stop` or :meth:`request_pause` began."""
+        """Ends the stop of :meth:`request_stop` or the pause of :meth:`request_pause`."""
         self._stop = False
         self.end_pause()
 
 
 class TrainerGroup(StopVotes, Collectives):
-    """The trainers of a run. Each method but ``request_stop`` is called by all of them, in the same order.
+    """The trainers of a run. All of them call each method except ``request_stop``, in the same order.
 
-    In step, all learn of a stop in the same vote. Where they :meth:`set_unsynchronized`, a stop is a note, looked for after
-    a step.
+    In step, all learn of a stop in the same vote. After :meth:`set_unsynchronized`, a stop is a note in the registry,
+    and each trainer looks for it after a step.
     """
 
     unsynchronized = False
-    """Whether each trainer runs at its own pace."""
+    """True if each trainer runs at its own pace."""
     _looked_s = 0.0
 
     def set_unsynchronized(self, unsynchronized: bool = True) -> None:
-        """Lets each trainer run at its own pace between two saves; with False, all do every step together."""
+        """Lets each trainer run at its own pace between two saves. With False, all do every step together."""
         self.unsynchronized = unsynchronized
 
     def vote(self, loss: float, *, refusing: bool = False) -> tuple[float, int]:
-        """Once per step: all learn the sum of their losses, how many refuse the step, and whether one wants to stop.
+        """Shares the votes of one step: the sum of losses, the number of refusals, and if a trainer wants to stop.
 
         Returns:
-            The sum of the losses, and how many refuse.
+            The sum of the losses, and how many trainers refuse the step.
         """
         total, num_refusing, num_stopping = self.sum([loss, float(refusing), float(self.stop_requested)])
         self.note_stops(num_stopping)
         return total, int(num_refusing)
 
     def agree_on_pause(self) -> bool:
-        """Whether a pause alone has stopped all ranks; asked once they are :attr:`stopping`."""
+        """Returns whether all ranks stopped only for a pause. Called once they are :attr:`stopping`."""
         num_pausing, num_stopping = self.sum(self.pause_ballot)
         return num_pausing > 0 and num_stopping == 0
 
     @property
     def stopping(self) -> bool:
-        """Whether all ranks stop now: the same on all of them since they last agreed."""
+        """True if all ranks stop now: the same on all of them since they last agreed."""
         return self.stop_requested if self.size == 1 else self.agreed_stop
 
     def poll_stop(self) -> None:
-        """Between two steps apart: tells the others that this one stops, or learns that one of them does."""
+        """Between two unsynchronized steps: reports that this trainer stops, or learns that another trainer stops."""
         if not self.unsynchronized or self.size == 1 or self.agreed_stop:
-            return  # in step the next vote says it
+            return  # in step, the next vote carries the stop
         note, now = f"stop/{self.num_stops}", time.monotonic()
         if self.stop_requested:
             self.put(note, "1")
@@ -118,18 +118,18 @@ class TrainerGroup(StopVotes, Collectives):
             self.agreed_stop = self.has(note)
 
     def rendezvous(self) -> bool:
-        """Before all do something together: whether all are there; none leaves to stop, or has done its last step."""
+        """Returns whether all trainers have come. False if one of them stops, or has done its last step."""
         if not self.unsynchronized or self.size == 1:
             return True
         return self._count_leaving(False) == 0 and not self.agreed_stop
 
     def finish(self) -> None:
-        """Returns when all have done their last step."""
+        """Returns when all trainers have done their last step."""
         while self.unsynchronized and self.size > 1 and self._count_leaving(True) < self.size:
-            pass  # others came to a meeting, which is off now
+            pass  # others came to a meeting, which is cancelled now
 
     def stop_together(self) -> bool:
-        """Asks all whether one wants to stop; if so, each does."""
+        """Asks all trainers if one of them wants to stop; if so, all stop."""
         self.note_stops(self.sum([float(self.wants_stop)])[0])
         return self.agreed_stop
 
@@ -140,9 +140,10 @@ class TrainerGroup(StopVotes, Collectives):
 
 
 def gathered_rows(rows: Tensor, ranks: TrainerGroup, sizes: Sequence[int]) -> Tensor:
-    """T[N, ...]: the rows of all trainers, T[sizes[rank], ...] each, in the order of ranks.
+    """Returns the rows of all trainers, T[N, ...], in the order of ranks; each trainer has T[sizes[rank], ...].
 
-    Called by all together, and so is its backward pass, in which each trainer gets the sum of what all have found for its rows.
+    All trainers call it together, and its backward pass too. In the backward pass each trainer gets, for its rows, the
+    sum of the gradients of all trainers.
     """
     if ranks.size == 1:
         return rows
@@ -173,7 +174,7 @@ class _Gathered(torch.autograd.Function):
         parts = ranks.exchange(gradient.contiguous().reshape(-1), ctx.counts, own)
         found = parts.view(ranks.size, sizes[ranks.rank], *gradient.shape[1:])
         total = found[0].clone()
-        for part in found[1:]:  # in the order of ranks, on all of them
+        for part in found[1:]:  # every rank adds up in the order of ranks, so results are equal
             total += part
         return total, None, None
 
@@ -186,20 +187,21 @@ def _nothing_from(numbers: Numbers) -> None:
 class Vote:
     """The vote of both halves of all R trainers on one step, in one message.
 
-    The dense half makes it, and the sparse half casts it. Then both move, or neither does.
+    The dense half makes the vote, and the sparse half casts it. Then both halves move, or neither does.
 
     Attributes:
-        refused: 0-d bool, on its device: the step moves nothing. Before the vote is cast, the dense half here refuses it.
+        refused: 0-d bool, on its device: the step moves nothing. Until the vote is cast, only this dense half's
+            refusal.
         loss: float64[], on its device: this trainer's part of the step's loss.
-        deferred: the host learns of the vote one step later. Kernels read ``refused``, so nothing waits for the device.
-        ranks: the trainers that vote; None where this one votes alone.
+        deferred: the host learns the outcome one step later. Kernels read ``refused``, so nothing waits for the device.
+        ranks: the trainers that vote; None if this trainer votes alone.
         known_refused: the vote was cast, and the host knows that the step moves nothing.
-        ballots: float64[R, 3], the loss of each trainer, whether it refuses the step, whether it wants to stop after it.
+        ballots: float64[R, 3]: per trainer its loss, if it refuses the step, and if it wants to stop after the step.
         reported: float64[K], on its device: numbers of the sparse half that the host reads with the outcome.
         error_from: ``reported`` on the host → why the rows refuse the step; None if they do not.
-        counters_from: ``reported`` on the host → counters after the update; None if the half must be asked. Called once per
-            step, in order.
-        rollback: undoes on the host what the step changed there, once the host learns that it was refused.
+        counters_from: ``reported`` on the host → counters after the update; None if the half must be asked. Called once
+            per step, in order.
+        rollback: undoes what the step changed on the host, when the host learns that the step was refused.
     """
 
     refused: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
@@ -214,10 +216,10 @@ class Vote:
     rollback: Callable[[], None] = lambda: None
 
     def cast(self, refuses: Tensor, words: Tensor = NO_NUMBERS) -> Tensor:
-        """Casts the vote; all trainers call it together, once per step.
+        """Casts the vote. All trainers call it together, once per step.
 
         Args:
-            refuses: 0-d bool: whether the rows here refuse the step.
+            refuses: 0-d bool: the rows here refuse the step.
             words: float64[S], other numbers for all trainers.
 
         Returns:
@@ -240,7 +242,7 @@ class Vote:
 
 
 def largest_of(gradients: list[Tensor], device: torch.device) -> Tensor:
-    """float32[P], on their device: the largest absolute value of each gradient, NaN where it has one; waits for nothing."""
+    """Returns the largest absolute value of each gradient: float32[P], on their device, NaN kept. Never waits."""
     return (
         torch.stack(torch._foreach_norm(gradients, math.inf)) if gradients else torch.empty(0, device=device)
     )

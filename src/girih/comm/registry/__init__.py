@@ -1,10 +1,10 @@
-"""The registry of a run: one small key-value service that says where roles listen and carries the run's notes.
+"""The registry of a run: a small key-value service with the addresses of roles and the run's notes.
 
-It holds text. ``role/<role>/<index>`` maps to where that process listens and which life of it this is; trainers find
-each other through it (:mod:`girih.comm.group`) and leave notes about stops and saves in it.
+It holds text. ``role/<role>/<index>`` maps to the process's address and incarnation. Through the registry, trainers
+find each other (:mod:`girih.comm.group`) and leave notes about stops and saves.
 
-:class:`LocalRegistry` is the registry itself, :class:`RegistryServer` offers it to other processes, which have a
-:class:`girih.comm.registry.remote.RemoteRegistry`. Between them go calls of :mod:`girih.comm.rpc`.
+:class:`LocalRegistry` is the registry itself. :class:`RegistryServer` offers it to other processes, which use a
+:class:`girih.comm.registry.remote.RemoteRegistry`. The two communicate by calls of :mod:`girih.comm.rpc`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from girih.comm.transports.tls import check_installed
 from girih.errors import WireError, WireTimeout
 
 WAIT_S: Final = 1800.0
-"""A key is waited for so long unless told otherwise."""
+"""The default time to wait for a key."""
 MOST_KEYS: Final = 100_000
 MOST_KEY_CHARACTERS: Final = 1024
 MOST_CHARACTERS: Final = 64 << 20
-"""A registry keeps no more, in all keys and values together."""
+"""The most that a registry keeps in all keys and values together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Entry:
     """One process of a role, as the registry knows it.
 
     Attributes:
-        address: where it listens; "" where it does not.
-        incarnation: how often that role and index has been restarted; 0 for its first process.
+        address: where it listens; "" if it does not listen.
+        incarnation: the number of restarts of this role and index; 0 for its first process.
     """
 
     address: str
@@ -51,11 +51,11 @@ RegistryValue = str | int | None
 
 
 class Registry(ABC):
-    """A registry in this process or in another. Callable from any thread."""
+    """A registry in this process or in another process. Callable from any thread."""
 
     @abstractmethod
     def ask(self, verb: str, *arguments: object) -> RegistryValue:
-        """Returns what a method of :class:`Entries` does."""
+        """Returns the result of a method of :class:`Entries`."""
 
     def set(self, key: str, value: str) -> None:
         """See :class:`Entries`."""
@@ -83,10 +83,10 @@ class Registry(ABC):
         return bool(self.ask("delete", key))
 
     def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
-        """Returns once all keys are there.
+        """Returns when all keys exist.
 
         Raises:
-            WireTimeout: one is still missing.
+            WireTimeout: a key is still missing.
             WireError: the registry is closed.
         """
         try:
@@ -100,11 +100,11 @@ class Registry(ABC):
 
     @abstractmethod
     def _wait(self, keys: Sequence[str], timeout_s: float) -> None:
-        """As :meth:`wait`; raises ``TimeoutError``."""
+        """Does the same as :meth:`wait`, but raises ``TimeoutError``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what it holds; whoever waits gets ``WireError``."""
+        """Releases the registry's resources. Waiting callers get ``WireError``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ class Wait:
     """A wait for some keys.
 
     Attributes:
-        there: done once all are there; fails once the registry is closed.
+        there: done when all keys exist; fails if the registry is closed.
     """
 
     keys: Sequence[str]
@@ -120,19 +120,19 @@ class Wait:
 
 
 class Entries:
-    """The keys and values of a registry, and who waits for keys. It knows no clock and no other process."""
+    """The keys and values of a registry, and the waits for keys. Knows no clock and no other process."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
         self._num_characters = 0
-        self._waits: defaultdict[str, list[Wait]] = defaultdict(list)  # by a key that is missing
+        self._waits: defaultdict[str, list[Wait]] = defaultdict(list)  # by missing key
         self._closed = False
 
     def set(self, key: str, value: str) -> None:
-        """Sets a key within the bounds of what is kept.
+        """Sets a key, within the registry's limits.
 
         Raises:
-            WireError: no text, or too much of it; nothing was set.
+            WireError: key or value is no text, or too long, or the registry is full; nothing was set.
         """
         if not isinstance(key, str) or not isinstance(value, str):
             raise WireError(f"{key!r:.100} = {value!r:.100}; expected texts")
@@ -149,24 +149,24 @@ class Entries:
         self._take_up(key)
 
     def get(self, key: str) -> str | None:
-        """The value of a key; None where there is none."""
+        """Returns the value of a key; None if the key does not exist."""
         return self._values.get(key)
 
     def begin_wait(self, keys: Sequence[str]) -> Wait:
         """Begins to wait for keys."""
         if not all(isinstance(key, str) for key in keys):
-            raise WireError(f"{keys!r:.100} are waited for; expected texts")
+            raise WireError(f"wait for {keys!r:.100}: expected texts")
         return self._go_on(Wait(keys))
 
     def end_waits(self, ended: Collection[Wait]) -> None:
-        """Ends waits of a caller who is gone."""
+        """Ends the waits of a caller who is gone."""
         for key, waits in list(self._waits.items()):
             waits[:] = [wait for wait in waits if wait not in ended]
             if not waits:
                 del self._waits[key]
 
     def _go_on(self, wait: Wait) -> Wait:
-        """Ends a wait, or has it wait for the first key that is missing."""
+        """Ends a wait, or lets it wait for the first missing key."""
         missing = next((key for key in wait.keys if key not in self._values), None)
         if self._closed:
             wait.there.set_exception(WireError("the registry is closed"))
@@ -177,19 +177,19 @@ class Entries:
         return wait
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Returns whether all keys exist."""
         return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
         """Adds to a number, which starts at 0; returns the sum."""
         total = int(self._values.get(key, "0")) + amount
         if type(total) is not int:
-            raise WireError(f"{amount!r:.100} is added to {key!r:.100}; expected an integer")
+            raise WireError(f"add {amount!r:.100} to {key!r:.100}: expected an integer")
         self.set(key, str(total))
         return total
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
-        """Sets a key that has the expected value ("": or none); returns the value that it has then."""
+        """Sets a key if it has the expected value ("": or does not exist). Returns its value after that."""
         current = self._values.get(key)
         if current is None and expected:
             return expected
@@ -199,20 +199,20 @@ class Entries:
         return current or ""
 
     def delete(self, key: str) -> bool:
-        """Removes a key; whether it was there."""
+        """Removes a key. Returns whether it existed."""
         value = self._values.pop(key, None)
         if value is not None:
             self._num_characters -= len(key) + len(value)
         return value is not None
 
     def close(self) -> None:
-        """Whoever waits gets ``WireError``."""
+        """Closes the registry. Waiting callers get ``WireError``."""
         self._closed = True
         for key in list(self._waits):
             self._take_up(key)
 
     def _take_up(self, key: str) -> None:
-        """Goes on with the waits for a key."""
+        """Continues the waits for a key."""
         for wait in self._waits.pop(key, ()):
             self._go_on(wait)
 
@@ -221,7 +221,7 @@ VERBS: Final = ("set", "get", "check", "add", "compare_set", "delete")
 
 
 class LocalRegistry(Registry):
-    """A registry in this process; :class:`RegistryServer` offers it to others."""
+    """A registry in this process. :class:`RegistryServer` offers it to others."""
 
     def __init__(self) -> None:
         self.entries = Entries()
@@ -230,7 +230,7 @@ class LocalRegistry(Registry):
     def ask(self, verb: str, *arguments: object) -> RegistryValue:
         """See :class:`Registry`."""
         if verb not in VERBS:
-            raise ValueError(f"{verb!r} is not asked of a registry; expected one of {', '.join(VERBS)}")
+            raise ValueError(f"unknown verb {verb!r} of a registry; expected one of {', '.join(VERBS)}")
         with self._lock:
             answer: RegistryValue = getattr(self.entries, verb)(*arguments)
         return answer
@@ -259,25 +259,25 @@ class LocalRegistry(Registry):
 
 
 def key_of(role: str, index: int) -> str:
-    """The key under which a process of a role is found."""
+    """Returns the key of a process."""
     return f"role/{role}/{index}"
 
 
 def register(registry: Registry, role: str, index: int, entry: Entry) -> None:
-    """Says where a process listens, and which life of it this is."""
+    """Registers the address and incarnation of a process."""
     registry.set(key_of(role, index), json.dumps(asdict(entry)))
 
 
 def find(registry: Registry, role: str, index: int) -> Entry | None:
-    """The entry of a process, with the address at which it listens now; None where there is none."""
+    """Returns the entry of a process, with its current address; None if the process is not registered."""
     text = registry.get(key_of(role, index))
     return None if text is None else Entry(**json.loads(text))
 
 
 def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
-    """For ``girih.comm.service.connect(..., resolve=)``: where a process listens now.
+    """Returns a function for ``girih.comm.service.connect(..., resolve=)`` that returns a process's current address.
 
-    The function raises ``LookupError`` while it is not known.
+    The function raises ``LookupError`` while the address is not known.
     """
 
     def address() -> str:
@@ -292,11 +292,11 @@ def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
 class RegistryServer:
     """Offers a registry to the processes of the run until it is closed.
 
-    It listens at once, and loads what answers, numpy with it, in a thread: a launcher starts processes meanwhile.
+    It listens at once. A thread loads the answering code and numpy, so that a launcher can start processes meanwhile.
 
     Args:
-        bind: the host it listens at.
-        encrypt: whether TLS goes over its connections.
+        bind: the host at which it listens.
+        encrypt: True to use TLS for its connections.
 
     Attributes:
         address: ``tcp://HOST:PORT``, or ``tls://HOST:PORT``, for :class:`girih.comm.registry.remote.RemoteRegistry`.
@@ -317,7 +317,7 @@ class RegistryServer:
         self._opening.start()
 
     def close(self) -> None:
-        """Ends all connections; whoever waits gets ``WireError``."""
+        """Ends all connections. Waiting callers get ``WireError``."""
         self.registry.close()
         self._opening.join()
         self._end()

@@ -1,4 +1,4 @@
-"""A registry in another process: calls with one array, which is JSON in UTF-8. And connections to the processes that it knows."""
+"""A registry in another process, called with JSON in UTF-8; and clients of the processes that it lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from girih.comm.transports.sockets import SocketListener
 from girih.errors import WireError
 
 PATIENCE_S: Final = 10.0
-"""A registry that cannot be reached is called for so long."""
+"""The time for which an unreachable registry is called."""
 MOST_WAITS: Final = 256
 
 
@@ -24,11 +24,11 @@ def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> S
 
 
 class _RegistryWork:
-    """The work of the server, by its thread; a wait is answered by who ends it."""
+    """The work of the server's thread. The thread that ends a wait answers it."""
 
     def __init__(self, registry: LocalRegistry) -> None:
         self._registry = registry
-        self._waits: defaultdict[int, list[Wait]] = defaultdict(list)  # of each client
+        self._waits: defaultdict[int, list[Wait]] = defaultdict(list)  # by client
 
     def on_request(self, request: Request) -> None:
         """Answers a request."""
@@ -41,13 +41,13 @@ class _RegistryWork:
     def _wait(self, request: Request, keys: Sequence[str]) -> None:
         waits = [wait for wait in self._waits[request.client] if not wait.there.done()]
         if len(waits) == MOST_WAITS:
-            raise WireError(f"more than {MOST_WAITS} waits of one process")
+            raise WireError(f"one process has more than {MOST_WAITS} waits at once")
         wait = self._registry.begin_wait(keys)
         self._waits[request.client] = [*waits, wait]
         wait.there.add_done_callback(lambda there: attempt(request, lambda: _reply(request, there.result())))
 
     def forget(self, client: int) -> None:
-        """Ends the waits of a client that is gone, which would last for ever."""
+        """Ends the waits of a client that is gone, which would otherwise last for ever."""
         self._registry.end_waits(self._waits.pop(client, ()))
 
 
@@ -56,14 +56,14 @@ def _reply(request: Request, answer: object) -> None:
 
 
 class RemoteRegistry(Registry):
-    """A registry in another process; it travels to further ones of the run by pickle.
+    """A registry in another process. It is picklable, to reach further processes of the run.
 
-    What it raises when the registry is gone, or does not know the secret, is ``WireError``.
+    It raises ``WireError`` if the registry is gone or does not know the secret.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self.address, self._secret = address, secret
-        # not by ``connect``: when a run fails, its clients are aborted, but its registry is needed still
+        # not by ``connect``: when a run fails, its clients are aborted, but its registry is still needed
         self._client = Client(dialer, address, secret=secret, timeout_s=PATIENCE_S, resolve=None)
 
     def __reduce__(self) -> tuple[type[RemoteRegistry], tuple[str, bytes]]:
@@ -94,11 +94,11 @@ class RemoteRegistry(Registry):
 
 CONNECTED_S = 40.0
 RETURN_S = 1800.0
-"""A process that comes back may take so long to make whole what it goes on with."""
+"""The longest time that a restarted process may take to recover its data."""
 
 
 def calls_of(clients: Iterable[Client]) -> dict[str, int]:
-    """Counts of a process that calls others, for :meth:`girih.telemetry.stats.Stats.watch`: connections made again, calls lost."""
+    """Returns a process's reconnections and lost calls, for :meth:`girih.telemetry.stats.Stats.watch`."""
     clients = tuple(clients)
     return {
         "retries": sum(client.num_reconnects for client in clients),
@@ -115,12 +115,12 @@ def connect_all(
     timeout_s: float = CONNECTED_S,
     first: int = 0,
 ) -> list[Client]:
-    """A client for each process of a role.
+    """Returns a client for each process of a role.
 
     Args:
-        addresses: where they listen now, by index, from that of the first one on.
-        registry: asked for the address of one whose connection broke; without it a process that is gone stays gone.
-        timeout_s: a call that finds no connection for so long fails.
+        addresses: their current addresses, by index, from ``first`` on.
+        registry: asked for the new address if a connection broke. Without it, a process that is gone stays gone.
+        timeout_s: a call that finds no connection for this time fails.
     """
     return [
         connect(

@@ -1,4 +1,4 @@
-"""Calls between processes that happen exactly once."""
+"""Calls between processes that are executed exactly once."""
 
 from girih.comm.rpc.client import Client, Reply
 from girih.comm.rpc.frames import Frame

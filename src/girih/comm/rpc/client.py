@@ -1,7 +1,7 @@
-"""The asking side: calls from any thread.
+"""The client side: calls from any thread.
 
-Who calls sends by itself. A thread of the client's own does all else: it connects, and connects again, receives
-replies, finishes calls and calls back.
+The calling thread sends its call itself. The client's thread does everything else: it connects and reconnects,
+receives replies, finishes calls and runs callbacks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from girih.telemetry.busy import waiting
 
 
 class Reply(Future[Frame]):
-    """The answer to one call, once it is there. The client's thread calls back: be quick.
+    """The future answer to one call. The client's thread runs callbacks, so they must be quick.
 
     Attributes:
-        address, kind: what was called.
-        made_s: when.
+        address, kind: the server and the kind of the call.
+        made_s: the time of the call.
     """
 
     def __init__(self, address: str, kind: int) -> None:
@@ -35,11 +35,11 @@ class Reply(Future[Frame]):
         self.made_s = time.monotonic()
 
     def wait(self, timeout_s: float | None = None) -> Frame:
-        """The answer; its arrays are read-only views of what came.
+        """Returns the answer. Its arrays are read-only views of the received memory.
 
         Raises:
             RemoteError: the other side failed.
-            WireTimeout: it does not answer; or it did not within ``timeout_s``, and may yet.
+            WireTimeout: the server does not answer; or it did not answer within ``timeout_s``, and may still do so.
             Lost: the process that was called was restarted.
             WireError: the client was closed.
         """
@@ -49,30 +49,30 @@ class Reply(Future[Frame]):
             if isinstance(error, WireTimeout):
                 raise
             raise WireTimeout(
-                f"{self.address}: kind {self.kind}: no answer within {timeout_s} s; it is still waited for"
+                f"{self.address}: kind {self.kind}: no answer within {timeout_s} s; the call goes on"
             ) from None
 
     def result(self, timeout: float | None = None) -> Frame:
-        """See :class:`Future`; who waits does no work meanwhile."""
+        """See :class:`Future`. The wait does not count as work."""
         if self.done():
             return super().result()
         with waiting():
             return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See :class:`Future`; the same."""
+        """See :class:`Future`. The wait does not count as work."""
         if self.done():
             return super().exception()
         with waiting():
             return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Frame]], object]) -> None:
-        """Calls back once it is done, and drops ``fn`` then: that may hold this reply, and so the memory of its arrays."""
+        """Calls ``fn`` when the reply is done, then drops it: ``fn`` may hold this reply and its arrays."""
         held = [fn]
         super().add_done_callback(lambda reply: held.pop()(reply))
 
     def finish(self, result: Frame | Exception) -> None:
-        """For the client's thread, once: from here on it is done."""
+        """Sets the result. The client's thread calls it once."""
         if isinstance(result, Exception):
             self.set_exception(result)
         else:
@@ -83,16 +83,16 @@ _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0
 _LEAST_PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 0.25
-_GONE_S: Final = 0.5  # a server that left and refuses connections for so long is dead
+_GONE_S: Final = 0.5  # a server that left and refuses connections for this time is dead
 _LASTING_S: Final = 1.0
-_MOST_UNACKNOWLEDGED_BYTES: Final = 1 << 22  # of replies, for which the server holds memory
+_MOST_UNACKNOWLEDGED_BYTES: Final = 1 << 22  # replies whose memory the server still holds
 
 
 class Client(Poller):
     """Calls one server. Made by ``connect``.
 
     Args:
-        dial: what connects to an address.
+        dial: makes the dialer for an address.
         address, secret, timeout_s, resolve: see ``connect``.
 
     Attributes:
@@ -111,26 +111,26 @@ class Client(Poller):
         timeout_s: float,
         resolve: Callable[[], str] | None,
     ) -> None:
-        dialer = dial(address)  # before anything that would have to be given back
+        dialer = dial(address)  # first, because it may raise, and nothing needs closing yet
         super().__init__(address)
         self.incarnation: int | None = None
         self.num_reconnects = self.num_lost = 0
         self._dial, self._resolve, self._secret, self._timeout_s = dial, resolve, secret, timeout_s
         self._dialer = dialer
-        self._session = SessionLink(0, self._stuck)  # its lock is that of all below
-        self._unsent: dict[Reply, PackedFrame] = {}  # made while there is no connection
+        self._session = SessionLink(0, self._stuck)  # its lock guards everything below
+        self._unsent: dict[Reply, PackedFrame] = {}  # calls made without a connection
         self._waiting: dict[int, Reply] = {}  # sent, by number
-        self._received = 0  # messages that the server had when it was connected last
+        self._received = 0  # messages that the server had at the last connection
         self._unacknowledged_bytes = 0
         self._pause_s = 0.0  # before the next attempt to connect
         self._connected_s = 0.0
-        self._useful_s = time.monotonic()  # when there was a useful connection last
+        self._useful_s = time.monotonic()  # time of the last useful connection
         self._thread.start()
 
     def call(self, kind: int, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()) -> Reply:
-        """Asks; from any thread, as often as you like before the first reply. Never waits.
+        """Sends a call. Any thread may make any number of calls before the first reply. Never waits.
 
-        The arrays are given away: nobody may write to them again.
+        The caller gives the arrays away: nobody may write to them again.
 
         Raises:
             WireError: the frame is beyond the limits, or the client is closed.
@@ -148,11 +148,11 @@ class Client(Poller):
         return reply
 
     def buffer(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-        """An array to fill that ``call`` sends without a copy."""
+        """Returns an array to fill, which ``call`` sends without a copy."""
         return self._buffer(self._session, dtype, *shape)
 
     def close(self) -> None:
-        """Calls that are not answered raise ``WireError``."""
+        """Closes the client. Unanswered calls raise ``WireError``."""
         self._closing = True
         self._dialer.stop()
         super().close()
@@ -164,7 +164,7 @@ class Client(Poller):
             self._receive(self._session.connection)
 
     def _on_readable(self, session: SessionLink) -> None:
-        """No-op: the next turn receives them."""
+        """No-op: the next turn receives the messages."""
 
     def _end(self, why: str) -> None:
         with self._session.lock:
@@ -174,12 +174,12 @@ class Client(Poller):
         self._fail(replies, WireError, why)
 
     def _connect(self) -> None:
-        """Tries once; where it fails, waits for a moment, or until there is a call."""
+        """Tries once to connect. After a failure, waits for a moment, or until there is a call."""
         try:
             if self._resolve is not None and self._pause_s:
                 self.address = self._resolve()
                 self._dialer = self._dial(self.address)
-            if self._closing:  # too late to be stopped
+            if self._closing:  # closed during the dial, too late to stop it
                 return
             hello = Hello(self._session.number, self._session.received)
             connection, welcome = self._dialer.dial(self._secret, hello, min(_HANDSHAKE_S, self._timeout_s))
@@ -189,7 +189,7 @@ class Client(Poller):
             self._begin(connection, welcome)
 
     def _begin(self, connection: Connection, welcome: Welcome) -> None:
-        """Goes on with the session, or begins another one."""
+        """Continues the session over a new connection, or begins a new session."""
         lost: list[Reply] = []
         before, self.incarnation = self.incarnation, welcome.incarnation
         self.num_reconnects += before is not None
@@ -200,7 +200,7 @@ class Client(Poller):
                 self._waiting.clear()
                 self._session.restart(welcome.session)
             elif welcome.received > self._received:
-                self._pause_s = 0.0  # the last connection was of use
+                self._pause_s = 0.0  # the last connection was useful
             self._received = welcome.received
             self._attach(self._session, connection, welcome.received)
             for reply, packed in self._unsent.items():
@@ -210,25 +210,25 @@ class Client(Poller):
         lives = f"incarnation {before}, now {welcome.incarnation}"
         if before == welcome.incarnation:
             lives = f"incarnation {before}, which does not know this connection any more"
-        self._fail(lost, Lost, f"lost, as the process that was called was restarted ({lives})")
+        self._fail(lost, Lost, f"lost, because the called process restarted ({lives})")
 
     def _send(self, reply: Reply, packed: PackedFrame) -> None:
         self._unacknowledged_bytes = 0
         self._waiting[self._session.send(Status.REQUEST, 0, packed)] = reply
 
     def _receive(self, connection: Connection) -> None:
-        """Waits, then takes all messages that are there."""
+        """Waits for messages, then takes all of them."""
         self._wait(None)
         try:
             while not self._closing and (parts := connection.receive()) is not None:
                 header, frame = unpack(parts)
-                del parts  # whoever waits may drop its memory before the next one comes
+                del parts  # a waiting thread may free this memory before the next message comes
                 self._handle_message(header, frame)
                 del frame
         except WireError as error:
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)
-            if not self._pause_s or time.monotonic() - self._connected_s > _LASTING_S:  # it was of use
+            if not self._pause_s or time.monotonic() - self._connected_s > _LASTING_S:  # it was useful
                 self._useful_s = time.monotonic()
             self._detach(self._session)
             self._give_up(error)
@@ -243,7 +243,7 @@ class Client(Poller):
             if self._unacknowledged_bytes >= _MOST_UNACKNOWLEDGED_BYTES:
                 self._unacknowledged_bytes = 0
                 self._session.send_status(Status.ACKNOWLEDGE)
-        if reply is None:  # it was given up
+        if reply is None:  # the call was given up
             return
         if header.status == Status.REPLY:
             reply.finish(frame)
@@ -253,9 +253,9 @@ class Client(Poller):
             reply.finish(WireError(f"{self.address}: an answer of status {header.status}"))
 
     def _give_up(self, error: Exception) -> None:
-        """Fails calls that found no connection for too long, or at once where nobody listens any more.
+        """Fails calls that had no connection for too long, or at once if nobody listens any more.
 
-        Then it waits before the next attempt: not at all after a connection that was of use.
+        Then it waits before the next attempt. After a useful connection it does not wait.
         """
         now = time.monotonic()
         refused = isinstance(error, (ConnectionRefusedError, FileNotFoundError)) and self._resolve is None

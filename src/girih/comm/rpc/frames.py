@@ -1,13 +1,13 @@
-"""Frames: what one message between processes says, and how it lies in bytes.
+"""Frames: the content of one message between processes, and its layout in bytes.
 
-A message is a list of parts, each uint8[n]. The first holds a header of fixed size, the integers, a description of
-each array, a CRC-32 of all this, and the small arrays; each large array is a part of its own, its memory as it is.
-Little-endian throughout.
+A message is a list of parts, each uint8[n]. The first part holds a header of fixed size, the integers, a description
+of each array, a CRC-32 of all this, and the small arrays. Each large array is a separate part: its memory, unchanged.
+Everything is little-endian.
 
-    header   magic, layout version, kind, status, how many fields and arrays, number, request, acknowledged
+    header   magic, layout version, kind, status, number of fields and arrays, number, request, acknowledged
     fields   int64 each
-    arrays   dtype, dims, whether it is a part of its own, shape
-    CRC-32   of all before it
+    arrays   dtype, dims, separate part or not, shape
+    CRC-32   of everything before it
     small arrays, each from a multiple of 8 bytes on
 """
 
@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 from girih.errors import WireError
 
 Part = NDArray[np.uint8]
-"""uint8[n], C-contiguous; received ones start at a multiple of 8 bytes and are for reading."""
+"""uint8[n], C-contiguous; received parts start at a multiple of 8 bytes and are read-only."""
 
 OWN_PART_BYTES: Final = 1 << 14
 MOST_FIELDS: Final = 12
 MOST_ARRAYS: Final = 256
-MOST_BYTES: Final = 1 << 30  # of all arrays of a frame; beyond, it is refused before it takes memory
+MOST_BYTES: Final = 1 << 30  # all arrays of a frame; a larger frame is refused before it takes memory
 MOST_DIMS: Final = 3
-MOST_EXTENT: Final = 1 << 40  # numpy cannot have (0, 2⁶³), though it has no elements
+MOST_EXTENT: Final = 1 << 40  # numpy refuses the shape (0, 2⁶³), although it has no elements
 MAGIC: Final = b"GRIH"
 LAYOUT: Final = 3
 
@@ -61,10 +61,11 @@ class Frame:
     """A request or an answer.
 
     Attributes:
-        kind: 0 to 65,535; what is asked.
+        kind: 0 to 65,535: the verb.
         fields: up to 12 integers, each an int64.
-        arrays: up to 256, of 1 GiB together; C-contiguous, little-endian, of integers of 8 to 64 bits or floats of 16, 32 or 64, with up to 3
-            dims; those of a frame received are read-only views of its memory.
+        arrays: up to 256, of 1 GiB together. Each is C-contiguous and little-endian, with up to 3 dims. It holds
+            integers of 8 to 64 bits or floats of 16, 32 or 64 bits. Arrays of a received frame are read-only views of
+            its memory.
     """
 
     kind: int
@@ -73,11 +74,11 @@ class Frame:
 
 
 class Header(NamedTuple):
-    """Facts that the session tells about a message.
+    """Facts about a message that the session needs.
 
     Attributes:
-        status: a :class:`Status`; any number, as it comes.
-        number: the message's own, counted from 1 by its sender in the order of sending; 0: it is not counted.
+        status: a :class:`Status`, or any other number that was received.
+        number: counted by the sender from 1 in the order of sending; 0: not counted.
         request: the number of the request that a reply answers; else 0.
         acknowledged: the sender has received the other side's messages up to this number.
     """
@@ -89,10 +90,10 @@ class Header(NamedTuple):
 
 
 class PackedFrame:
-    """A frame that was checked and laid out; only its header is missing.
+    """A checked frame in its layout, without the header.
 
     Attributes:
-        num_bytes: of its arrays.
+        num_bytes: the size of its arrays.
 
     Raises:
         WireError: the frame breaks the layout or the limits.
@@ -142,7 +143,7 @@ class PackedFrame:
         return _ARRAY.pack(code, array.ndim, own, *shape)
 
     def parts(self, header: Header) -> list[Part]:
-        """The message's parts; to be called as often as it is sent."""
+        """Returns the message's parts. Call it once for each sending."""
         status, *numbers = header
         head = _HEADER.pack(MAGIC, LAYOUT, self._kind, status, *self._counts, *numbers)
         crc = zlib.crc32(self._described, zlib.crc32(head))
@@ -151,15 +152,15 @@ class PackedFrame:
 
 
 def _extent(shape: Sequence[int]) -> int:
-    """The product of all dims that are not 0."""
+    """Returns the product of all dims that are not 0."""
     return math.prod(dim or 1 for dim in shape)
 
 
 def unpack(parts: Sequence[Part]) -> tuple[Header, Frame]:
-    """Reads a message; arrays are views of its parts.
+    """Reads a message. Arrays are views of its parts.
 
     Raises:
-        WireError: it is damaged, of another layout, or beyond the limits.
+        WireError: the message is damaged, has another layout, or is beyond the limits.
     """
     first = parts[0] if parts else np.empty(0, np.uint8)
     if len(first) < _HEADER.size:
@@ -175,9 +176,9 @@ def unpack(parts: Sequence[Part]) -> tuple[Header, Frame]:
     arrays_at = _HEADER.size + 8 * num_fields
     end = arrays_at + _ARRAY.size * num_arrays
     if len(first) < end + 8:
-        raise WireError(f"a message cut short: {len(first)} bytes of {end + 8}")
+        raise WireError(f"a message was cut short: {len(first)} bytes of at least {end + 8}")
     if zlib.crc32(head[:end]) != _CRC.unpack_from(head, end)[0]:
-        raise WireError("a message whose header is damaged: its CRC-32 differs")
+        raise WireError("a message has a damaged header: its CRC-32 differs")
     fields = struct.unpack_from(f"<{num_fields}q", head, _HEADER.size)
     described = list(_ARRAY.iter_unpack(head[arrays_at:end]))
     arrays = _views(described, parts, end + 8)
@@ -185,14 +186,14 @@ def unpack(parts: Sequence[Part]) -> tuple[Header, Frame]:
 
 
 def _views(described: Sequence[Sequence[int]], parts: Sequence[Part], start: int) -> tuple[NDArray[Any], ...]:
-    """The arrays as described, if they fill the parts exactly."""
+    """Returns the arrays as described, if they fill the parts exactly."""
     arrays: list[NDArray[Any]] = []
     num_bytes, next_part = 0, 1
     for code, ndim, own, *shape in described:
         if code >= len(_DTYPES) or ndim > MOST_DIMS:
-            raise WireError(f"a message with an array of dtype {code} and {ndim} dims, which are not known")
+            raise WireError(f"a message with an array of dtype {code} and {ndim} dims, which are unknown")
         if _extent(shape[:ndim]) > MOST_EXTENT:
-            raise WireError(f"a message with an array of shape {shape[:ndim]}, which is none that is sent")
+            raise WireError(f"a message with an array of shape {shape[:ndim]}; it is larger than the limit")
         count = math.prod(shape[:ndim])
         size = count * _DTYPES[code].itemsize
         num_bytes += size
@@ -207,10 +208,10 @@ def _views(described: Sequence[Sequence[int]], parts: Sequence[Part], start: int
             start += size + -size % 8
             fits = start <= len(parts[0])
         if not fits:
-            raise WireError(f"a message with an array of {size:,} bytes, of which {len(data):,} came")
+            raise WireError(f"a message with an array of {size:,} bytes, but only {len(data):,} arrived")
         array = data.view(_DTYPES[code]).reshape(shape[:ndim])
         array.flags.writeable = False
         arrays.append(array)
     if next_part != len(parts) or start != len(parts[0]):
-        raise WireError(f"a message with more bytes than its {len(described)} arrays have")
+        raise WireError(f"a message has more bytes than its {len(described)} arrays")
     return tuple(arrays)

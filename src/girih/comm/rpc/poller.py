@@ -1,4 +1,4 @@
-"""The common part of both sides of calls: a thread that waits for files, and sends on what did not go at once."""
+"""The common part of both sides of calls: a thread that waits for files, and sends what could not be sent at once."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Wakeup:
         return self._read.fileno()
 
     def ask(self) -> None:
-        """From any thread."""
-        with suppress(OSError):  # it was asked often already, or is closed
+        """Makes the file readable. Callable from any thread."""
+        with suppress(OSError):  # it was asked many times already, or is closed
             self._write.send(b"!")
 
     def clear(self) -> None:
-        """Clears what was asked: what is asked from here on makes it readable again."""
+        """Clears earlier requests. A later request makes the file readable again."""
         with suppress(BlockingIOError):
             self._read.recv(1 << 12)
 
@@ -52,7 +52,7 @@ class Wakeup:
 IN: Final = selectors.EVENT_READ
 OUT: Final = selectors.EVENT_WRITE
 LINGER_S: Final = 0.3
-"""A side that ends tries so long to send what is left."""
+"""A closing side tries for this time to send its remaining messages."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -60,13 +60,13 @@ _NO_FRAME: Final = PackedFrame(Frame(0))
 
 
 class SessionLink(RpcSession):
-    """One side of a session, and the connection that it has. Methods are called under its lock.
+    """One side of a session, with its connection. Methods are called under its lock.
 
     Args:
-        stuck: called with it when a message did not go at once.
+        stuck: called with the link when a message could not be sent at once.
 
     Attributes:
-        connection: None while it is broken, since ``lost_s``.
+        connection: None while the connection is broken, since ``lost_s``.
     """
 
     def __init__(self, number: int, stuck: Callable[[SessionLink], None]) -> None:
@@ -77,7 +77,7 @@ class SessionLink(RpcSession):
         self._stuck = stuck
 
     def send(self, status: int, request: int, packed: PackedFrame) -> int:
-        """Counts and keeps a message, and sends it where there is a connection; returns its number."""
+        """Counts and keeps a message, and sends it if there is a connection; returns its number."""
         header = self.keep(status, request, packed)
         if not self._over:
             self._put(header, packed)
@@ -88,13 +88,13 @@ class SessionLink(RpcSession):
         self._put(Header(status, 0, 0, self.received), _NO_FRAME)
 
     def attach(self, connection: Connection, received: int) -> None:
-        """Goes on over a connection to a side that has received so many."""
+        """Continues over a connection to a side that has received ``received`` messages."""
         self.connection = connection
         for header, packed in self.resume(received):
             self._put(header, packed)
 
     def flush(self) -> bool:
-        """Sends on; whether nothing is left."""
+        """Continues to send. Returns whether nothing is left."""
         with suppress(ConnectionLost):
             return self.connection is None or self.connection.flush()
         return True
@@ -102,17 +102,17 @@ class SessionLink(RpcSession):
     def _put(self, header: Header, packed: PackedFrame) -> None:
         if self.connection is None:
             return
-        with suppress(ConnectionLost):  # the thread that receives sees it too
+        with suppress(ConnectionLost):  # the receiving thread sees it too
             if not self.connection.send(packed.parts(header)):
                 self._stuck(self)
 
 
 class Poller(ABC):
-    """One side; a subclass starts its thread, which takes turns until it is closed.
+    """One side of calls. A subclass starts its thread, which takes turns until the poller closes.
 
     Attributes:
         address: the server's.
-        num_damaged: messages that could not be read; each ended its connection.
+        num_damaged: messages that could not be read; each of them ended its connection.
     """
 
     def __init__(self, address: str) -> None:
@@ -120,7 +120,7 @@ class Poller(ABC):
         self.num_damaged = 0
         self._closing = False
         self._buffers = Buffers()
-        self._blocked: deque[SessionLink] = deque()  # have something left to send
+        self._blocked: deque[SessionLink] = deque()  # links with unsent messages
         self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, IN, lambda _: self._wakeup.clear())
@@ -134,7 +134,7 @@ class Poller(ABC):
         self.close()
 
     def close(self) -> None:
-        """Ends it and its connections. From any thread."""
+        """Closes the poller and its connections. Callable from any thread."""
         self._closing = True
         self._wakeup.ask()
         if threading.current_thread() is not self._thread:  # else it ends after this callback
@@ -142,11 +142,11 @@ class Poller(ABC):
 
     @abstractmethod
     def _turn(self) -> None:
-        """Waits for messages and handles them; called until the poller closes."""
+        """Waits for messages and handles them. Called until the poller closes."""
 
     @abstractmethod
     def _end(self, why: str) -> None:
-        """Closes connections and fails calls that wait; called last by the thread."""
+        """Closes connections and fails waiting calls. The thread calls it last."""
 
     @abstractmethod
     def _on_readable(self, session: SessionLink) -> None:
@@ -166,7 +166,7 @@ class Poller(ABC):
         self._wakeup.close()
 
     def _wait(self, seconds: float | None) -> None:
-        """For files, or until another thread wants something."""
+        """Waits for files, or until another thread asks."""
         while self._blocked:
             self._flush(self._blocked.popleft())
         for key, mask in self._selector.select(seconds):
@@ -179,26 +179,26 @@ class Poller(ABC):
             self._on_readable(session)
 
     def _flush(self, session: SessionLink) -> None:
-        """Sends on; waits for the file to be writable while something is left."""
+        """Continues to send. Waits until the file is writable while something is left."""
         with session.lock:
             flushed = session.flush()
             if session.connection is not None:
                 wanted = IN if flushed else IN | OUT
                 self._selector.modify(session.connection, wanted, partial(self._handle, session))
         if flushed:
-            self._on_readable(session)  # it may have been held back, with messages that came here already
+            self._on_readable(session)  # reading may have been held back while messages arrived
 
     def _stuck(self, session: SessionLink) -> None:
         self._blocked.append(session)
         self._wakeup.ask()
 
     def _attach(self, session: SessionLink, connection: Connection, received: int) -> None:
-        """Goes on with a session over a connection, under its lock."""
+        """Continues a session over a connection, under the session's lock."""
         self._selector.register(connection, IN, partial(self._handle, session))
         session.attach(connection, received)
 
     def _detach(self, session: SessionLink, linger_s: float = 0.0) -> None:
-        """Closes the connection that a session has."""
+        """Closes the connection of a session."""
         with session.lock:
             connection, session.connection = session.connection, None
             session.lost_s = time.monotonic()

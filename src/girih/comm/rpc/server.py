@@ -1,4 +1,4 @@
-"""The answering side: one thread that receives and calls the handler; replies are sent by who gives them."""
+"""The server side: one thread receives and calls the handler. The thread that replies sends the reply."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MOST_ERROR_BYTES: Final = 1 << 16
 
 
 class Request:
-    """To be answered once, from any thread, at any later time.
+    """A request that must be answered once, from any thread, at any later time.
 
     Attributes:
-        frame: its arrays are read-only views; hold them as long as you like.
-        client: the number of who asks.
-        buffer: ``buffer(dtype, *shape)`` gives an array to fill that ``reply`` sends without a copy.
-        answered: called once it is answered, by who answers, with the seconds since it came. Be quick.
+        frame: its arrays are read-only views, which you may hold as long as you like.
+        client: the number of the client.
+        buffer: ``buffer(dtype, *shape)`` returns an array to fill, which ``reply`` sends without a copy.
+        answered: called with the seconds since the request came, by the answering thread. It must be quick.
     """
 
     __slots__ = ("_answer", "_came_s", "_open", "answered", "buffer", "client", "frame")
@@ -45,10 +45,10 @@ class Request:
         self._came_s = time.perf_counter()
 
     def reply(self, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Answers. The arrays are given away: nobody may write to them again.
+        """Answers. The caller gives the arrays away: nobody may write to them again.
 
         Raises:
-            WireError: it was answered before, or the frame is beyond the limits (which fails the request).
+            WireError: the request was answered before, or the frame is beyond the limits (then the request fails).
         """
         try:
             packed = PackedFrame(Frame(self.frame.kind, tuple(fields), tuple(arrays)))
@@ -58,10 +58,10 @@ class Request:
         self._finish(Status.REPLY, packed)
 
     def fail(self, error: str | Exception) -> None:
-        """Answers that it went wrong: ``RemoteError`` at the client.
+        """Answers that the request failed: ``RemoteError`` at the client.
 
         Raises:
-            WireError: it was answered before.
+            WireError: the request was answered before.
         """
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         data = np.frombuffer(text.encode()[:_MOST_ERROR_BYTES], np.uint8)
@@ -71,7 +71,7 @@ class Request:
         try:
             self._open.pop()  # one operation, so that only one thread succeeds
         except IndexError:
-            raise WireError(f"kind {self.frame.kind}: this request was answered before") from None
+            raise WireError(f"kind {self.frame.kind}: the request was already answered") from None
         self._answer(status, packed)
         if self.answered is not None:
             self.answered(time.perf_counter() - self._came_s)
@@ -82,9 +82,9 @@ _MOST_TOLD: Final = 100
 
 
 class Strangers(dict[Stranger, float]):
-    """All who connected to a server and have not proved that they know the secret, in the order in which they came.
+    """All peers that connected to a server and have not yet proved that they know the secret, in the order of arrival.
 
-    Each has until a moment to be heard.
+    Each has a deadline for the proof.
 
     Args:
         address: the server's.
@@ -96,17 +96,17 @@ class Strangers(dict[Stranger, float]):
         self._reported_hosts: set[str] = set()
 
     def find_expired(self, now: float) -> list[Stranger]:
-        """Those whose time is over."""
+        """Returns the peers whose deadline is over."""
         return [stranger for stranger, until_s in self.items() if now > until_s]
 
     def first_to_leave(self) -> Stranger:
-        """The one who waits longest, of the host that most are from: a crowd from there keeps no other host out."""
+        """Returns the longest-waiting peer of the host with the most peers, so that a crowd keeps no other host out."""
         crowds = Counter(stranger.origin for stranger in self)
         crowd = crowds.most_common(1)[0][0]
         return next(stranger for stranger in self if stranger.origin == crowd)
 
     def log_refusal(self, stranger: Stranger, why: object) -> None:
-        """Says who was refused: the first time for each host, and for so many hosts."""
+        """Logs a refusal: a warning for the first of each host, for up to 100 hosts."""
         origin, said = stranger.origin, "%s: refused a connection from %s, which changes nothing: %s%s"
         known = origin in self._reported_hosts or len(self._reported_hosts) >= _MOST_TOLD
         if known or isinstance(why, SilentPeer):
@@ -114,29 +114,29 @@ class Strangers(dict[Stranger, float]):
             return
         self._reported_hosts.add(origin)
         others = "there" if len(self._reported_hosts) < _MOST_TOLD else "anywhere"
-        _LOG.warning(said, self._address, origin, why, f"; further ones from {others} are not told")
+        _LOG.warning(said, self._address, origin, why, f"; further refusals from {others} are not logged")
 
 
 _MOST_AT_ONCE: Final = 64  # messages before it looks at the files
 _TIDY_S: Final = 0.25
 _STRANGER_S: Final = 5.0  # for the handshake
 _MOST_STRANGERS: Final = 256
-_SESSION_S: Final = 120.0  # a client without a connection for so long is forgotten
+_SESSION_S: Final = 120.0  # a client without a connection for this time is forgotten
 _MOST_UNSENT_BYTES: Final = 1 << 26
-"""A client that is slow to take its answers is not heard while more than this waits for it."""
+"""A client's messages are not read while more bytes of answers than this wait for it."""
 _MOST_KEPT_BYTES: Final = 1 << 32
-"""A client that leaves so many bytes of answers is forgotten."""
+"""A client that leaves more bytes of answers than this is forgotten."""
 CROWD: Final = "it said nothing while many others came"
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server(Poller):
-    """Answers clients until it is closed; answers that were given are still sent. Made by ``listen``.
+    """Answers clients until it is closed. Answers that were given are still sent. Made by ``listen``.
 
     Attributes:
-        address: what clients connect to.
+        address: the address that clients connect to.
         incarnation: see ``listen``.
-        num_refused: strangers who did not prove that they know the secret, or not in time.
+        num_refused: peers that did not prove in time that they know the secret.
     """
 
     def __init__(
@@ -155,8 +155,8 @@ class Server(Poller):
         self._gone, self._patience_s = gone, patience_s
         self._strangers = Strangers(listener.address)
         self._peers: dict[int, SessionLink] = {}  # by number
-        self._ready: deque[SessionLink] = deque()  # may have messages, each by turns
-        self._greedy: deque[SessionLink] = deque()  # have left too many answers
+        self._ready: deque[SessionLink] = deque()  # links that may have messages, served in turn
+        self._greedy: deque[SessionLink] = deque()  # links that left too many answers
         self._accepting = False
         self._tidy_s = 0.0
         self._thread.start()
@@ -181,7 +181,7 @@ class Server(Poller):
             self._detach(peer, max(0.0, end_s - time.monotonic()))
 
     def _tidy(self) -> None:
-        """Listens again; forgets who is late."""
+        """Listens again, and drops peers that are late."""
         now = time.monotonic()
         for stranger in self._strangers.find_expired(now):
             self._refuse(stranger, "no proof in time that it knows the secret")
@@ -194,7 +194,7 @@ class Server(Poller):
             self._selector.register(self._listener, IN, self._accept)
 
     def _accept(self, _: int) -> None:
-        """Takes whoever connected in; who waits longest makes room. Pauses while there are no descriptors for anybody."""
+        """Accepts new connections. The longest-waiting stranger makes room. Pauses if descriptors run out."""
         try:
             for _ in range(_MOST_AT_ONCE):
                 stranger = self._listener.accept()
@@ -206,7 +206,7 @@ class Server(Poller):
                     self._refuse(self._strangers.first_to_leave(), CROWD)
             return
         except OSError as error:
-            if error.errno not in _NO_DESCRIPTORS:  # of one connection, which is gone
+            if error.errno not in _NO_DESCRIPTORS:  # this concerns one connection, which is gone
                 return
             if self._strangers:
                 self._refuse(self._strangers.first_to_leave(), CROWD)
@@ -216,18 +216,18 @@ class Server(Poller):
         self._selector.unregister(self._listener)
 
     def _admit(self, stranger: Stranger, _: int) -> None:
-        """Lets in who proves that he knows the secret: to the session that he had, or a new one."""
-        if stranger not in self._strangers:  # he had to leave since the system said that he speaks
+        """Admits a peer that proves that it knows the secret, to its old session or to a new session."""
+        if stranger not in self._strangers:  # refused after the system reported that it can be read
             return
         try:
             hello = stranger.read_hello(self._secret)
             if hello is None:
                 return
             peer = self._peers.get(hello.session) or SessionLink(secrets.randbits(63) | 1, self._stuck)
-            self._detach(peer)  # where its connection broke, and this side does not know yet
+            self._detach(peer)  # the old connection broke, and this side does not know it yet
             welcome = Welcome(self.incarnation, peer.number, peer.received)
             connection = stranger.welcome(self._secret, welcome)
-        except Exception as error:  # whatever he said, it ends nobody but him
+        except Exception as error:  # no message of a stranger may end more than its connection
             self._refuse(stranger, error)
             return
         self._peers[peer.number] = peer
@@ -263,7 +263,7 @@ class Server(Poller):
             _LOG.debug("%s: %s", self.address, error)
             self._detach(peer)
             return
-        del parts  # its memory may be wanted back before the next one comes
+        del parts  # this memory may be needed before the next message comes
         self._ready.append(peer)
         if header.status == Status.GOODBYE:
             self._detach(peer)
@@ -273,7 +273,7 @@ class Server(Poller):
             self._call(Request(frame, peer.number, answer, buffer))
 
     def _holds_back(self, peer: SessionLink) -> bool:
-        """Whether a client has to take answers before it is heard; ``_flush`` hears it again."""
+        """Returns whether a client must take answers before the server reads from it. ``_flush`` resumes reading."""
         with peer.lock:
             if peer.connection is None or peer.kept_bytes <= _MOST_UNSENT_BYTES or peer.flush():
                 return False
@@ -283,14 +283,14 @@ class Server(Poller):
     def _drop_greedy(self, peer: SessionLink) -> None:
         if peer.number in self._peers:
             _LOG.warning(
-                "%s: a client left %s bytes of answers, more than %s; it is forgotten",
+                "%s: a client left %s bytes of answers, more than %s; its session is dropped",
                 self.address, f"{peer.kept_bytes:,}", f"{_MOST_KEPT_BYTES:,}",
             )  # fmt: skip
             self._detach(peer)
             self._forget(peer)
 
     def _forget(self, peer: SessionLink) -> None:
-        """A client that does not come back."""
+        """Drops the session of a client that does not come back."""
         with peer.lock:
             peer.end()
         if self._peers.pop(peer.number, None) is not None and self._gone is not None:
@@ -307,7 +307,7 @@ class Server(Poller):
                 _LOG.exception("%s: the handler of kind %d failed after it replied", self.address, kind)
 
     def _answer(self, peer: SessionLink, number: int, status: int, packed: PackedFrame) -> None:
-        """From any thread."""
+        """Sends an answer. Callable from any thread."""
         with peer.lock:
             peer.send(status, number, packed)
             if peer.kept_bytes > _MOST_KEPT_BYTES:

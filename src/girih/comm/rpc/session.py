@@ -1,8 +1,8 @@
 """A session: messages between a client and a server that arrive once and in order, over connections that may break.
 
-A stream never loses, doubles or reorders; only a broken connection does. So each side counts its messages, keeps them
-until the other side says that it has them, and says in each message how many of the other side's it has. After a
-connection broke each side sends again what the other has not got, and drops what it has got already.
+A stream never loses, duplicates or reorders messages. Only a broken connection does. So each side counts its messages,
+and keeps them until the other side confirms them. Each message says how many of the other side's messages arrived.
+After a broken connection each side resends what the other side lacks, and drops what the other side has.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ class RpcSession:
     """One side of a session. It knows no connection, no clock and no thread.
 
     Attributes:
-        number: what the server calls it; 0 before it does.
+        number: the server's number for the session; 0 before it is known.
         received: number of the other side's last message.
-        kept_bytes: of messages that the other side may not have yet.
+        kept_bytes: size of the messages that the other side may not have yet.
     """
 
     def __init__(self, number: int) -> None:
         self.restart(number)
 
     def restart(self, number: int) -> None:
-        """Begins another one; what was kept is dropped."""
+        """Begins another session, and drops the kept messages."""
         self.number = number
         self.received = self._last = self.kept_bytes = 0
         self._over = False
         self._kept: deque[tuple[Header, PackedFrame]] = deque()
 
     def keep(self, status: int, request: int, packed: PackedFrame) -> Header:
-        """Counts and keeps a message that is to be sent; returns its header."""
+        """Counts and keeps a message before it is sent; returns its header."""
         self._last += 1
         header = Header(status, self._last, request, self.received)
         if not self._over:
@@ -43,15 +43,15 @@ class RpcSession:
         return header
 
     def end(self) -> None:
-        """Drops what is kept: nobody will fetch it, nor what is sent from here on."""
+        """Drops all kept messages, and keeps none from now on, because nobody will fetch them."""
         self._over, self.kept_bytes = True, 0
         self._kept.clear()
 
     def on_message(self, header: Header) -> bool:
-        """Takes note of a message from the other side; False if it came before.
+        """Records a message from the other side; False if it came before.
 
         Raises:
-            WireError: one before it did not come. It will, once the connection is made again.
+            WireError: an earlier message is missing. It arrives after the next reconnection.
         """
         if header.number > self.received + 1:
             raise WireError(f"message {header.number} came after {self.received}")
@@ -62,7 +62,7 @@ class RpcSession:
         return True
 
     def resume(self, received: int) -> Iterable[tuple[Header, PackedFrame]]:
-        """The messages to send again to a side that has received so many."""
+        """Returns the messages to resend to a side that has received ``received`` messages."""
         self._forget(received)
         return [(header._replace(acknowledged=self.received), packed) for header, packed in self._kept]
 

@@ -1,7 +1,7 @@
-"""Interface of transports, as calls need it: one side listens, one dials, and connections join the two.
+"""Interface of transports for calls: one side listens, one side dials, and connections join the two.
 
-Messages of parts go over a connection in order, whole and once, until it breaks. Nothing here blocks except ``dial``;
-callers wait on the file descriptors.
+Messages of parts go over a connection in order, whole and once, until it breaks. Only ``dial`` blocks. For everything
+else callers wait on file descriptors.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ WELCOME_BYTES: Final = _WELCOME.size + _PROOF_BYTES
 
 
 class Hello(NamedTuple):
-    """The message with which a client begins.
+    """The first message of a client.
 
     Attributes:
-        session: the one it wants to go on with; 0 for a new one.
-        received: messages of that session that it has.
+        session: the session that it wants to continue; 0 for a new session.
+        received: messages of this session that it has.
     """
 
     session: int
@@ -45,7 +45,7 @@ class Welcome(NamedTuple):
 
     Attributes:
         incarnation: the server's.
-        session: the client's own, or a new one where the server does not know that.
+        session: the client's session, or a new session if the server does not know it.
         received: messages of the session that the server has.
     """
 
@@ -55,15 +55,15 @@ class Welcome(NamedTuple):
 
 
 def challenge() -> bytes:
-    """The message with which either side begins."""
+    """Returns the first message of either side."""
     return _SIGN + os.urandom(_RANDOM_BYTES)
 
 
 def pack_hello(secret: bytes, challenged: bytes, hello: Hello) -> bytes:
-    """The client's answer to a challenge.
+    """Returns the client's answer to a challenge.
 
     Raises:
-        WireError: it is none.
+        WireError: ``challenged`` is no challenge.
     """
     _check_sign(challenged)
     said = challenge() + _HELLO.pack(*hello)
@@ -74,17 +74,17 @@ def unpack_hello(secret: bytes, challenged: bytes, said: bytes) -> Hello:
     """Checks and reads a client's answer.
 
     Raises:
-        WireError: it does not know the secret.
+        WireError: the client does not know the secret.
     """
     _check_sign(said)
     content, proof = said[:-_PROOF_BYTES], said[-_PROOF_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"client", challenged, content)):
-        raise WireError("a stranger who does not know the secret")
+        raise WireError("the client does not know the secret")
     return Hello(*_HELLO.unpack_from(content, CHALLENGE_BYTES))
 
 
 def pack_welcome(secret: bytes, challenged: bytes, hello: bytes, welcome: Welcome) -> bytes:
-    """The server's answer to a hello."""
+    """Returns the server's answer to a hello."""
     said = _WELCOME.pack(*welcome)
     return said + _proof(secret, b"server", challenged, hello, said)
 
@@ -97,13 +97,13 @@ def unpack_welcome(secret: bytes, challenged: bytes, hello: bytes, said: bytes) 
     """
     content, proof = said[:-_PROOF_BYTES], said[-_PROOF_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"server", challenged, hello, content)):
-        raise WireError("who listens there does not know the secret")
+        raise WireError("the server does not know the secret")
     return Welcome(*_WELCOME.unpack(content))
 
 
 def _check_sign(said: bytes) -> None:
     if not said.startswith(_SIGN):
-        raise WireError(f"a stranger who says {said[: len(_SIGN)]!r}; expected {_SIGN!r}")
+        raise WireError(f"the other side began with {said[: len(_SIGN)]!r}; expected {_SIGN!r}")
 
 
 def _proof(secret: bytes, who: bytes, *said: bytes) -> bytes:
@@ -111,75 +111,75 @@ def _proof(secret: bytes, who: bytes, *said: bytes) -> bytes:
 
 
 class ConnectionLost(WireError):
-    """The connection broke, or what comes over it is no message."""
+    """The connection broke, or a received message is invalid."""
 
 
 class SilentPeer(ConnectionLost):
-    """Somebody left who had said nothing."""
+    """A peer left before it sent anything."""
 
 
 class Connection(Protocol):
-    """One end, whose other end has proved that it knows the secret. One thread receives; a lock guards the rest."""
+    """One end of a connection to a proved peer. One thread receives, and a lock guards the rest."""
 
     def fileno(self) -> int:
-        """A file to wait for: readable when there may be a message, writable when ``flush`` may help."""
+        """Returns a file to wait for: readable when there may be a message, writable when ``flush`` may help."""
 
     def send(self, parts: Sequence[Part]) -> bool:
-        """Takes a message; whether all was sent. The rest goes with ``flush``.
+        """Takes a message. Returns whether all of it was sent; ``flush`` sends the rest.
 
         Raises:
-            ConnectionLost: it broke; the receiving thread will see it too.
+            ConnectionLost: the connection broke. The receiving thread sees this too.
         """
 
     def flush(self) -> bool:
-        """Sends on; whether nothing is left.
+        """Continues to send. Returns whether nothing is left.
 
         Raises:
-            ConnectionLost: it broke.
+            ConnectionLost: the connection broke.
         """
 
     def receive(self) -> list[Part] | None:
-        """The next message; None when there is none until the file is readable.
+        """Returns the next message; None if there is none until the file is readable.
 
         Raises:
-            ConnectionLost: there will be none.
+            ConnectionLost: no message will come.
         """
 
     def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
-        """Memory that is sent without a copy, or None where any memory does as well. From any thread."""
+        """Returns memory that is sent without a copy; None if other memory is as good. Callable from any thread."""
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Ends it; for so long it tries to send what is left."""
+        """Closes the connection, after trying for ``linger_s`` to send the rest."""
 
 
 class Stranger(Protocol):
-    """Somebody who connected, and has not proved anything yet. He takes a file and a fixed small number of bytes.
+    """A connected peer that has not proved anything yet. It takes a file and a fixed small number of bytes.
 
     Attributes:
-        origin: the host that he is from, as far as it is known.
+        origin: the peer's host, if known.
     """
 
     origin: str
 
     def fileno(self) -> int:
-        """A file to wait for until it is readable."""
+        """Returns a file that becomes readable when the peer sends."""
 
     def read_hello(self, secret: bytes) -> Hello | None:
-        """Reads on; once he proved that he knows the secret, what he said.
+        """Reads on. Returns the peer's hello once it has proved that it knows the secret.
 
         Raises:
-            WireError, OSError: he did not, or left.
+            WireError, OSError: the proof failed, or the peer left.
         """
 
     def welcome(self, secret: bytes, welcome: Welcome) -> Connection:
-        """Answers the hello that was heard; he is no stranger any more.
+        """Answers the hello, and returns the connection.
 
         Raises:
-            OSError: he left.
+            OSError: the peer left.
         """
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
 
 
 class Listener(Protocol):
@@ -188,28 +188,28 @@ class Listener(Protocol):
     address: str
 
     def fileno(self) -> int:
-        """A file that is readable when somebody connected."""
+        """Returns a file that is readable when a peer has connected."""
 
     def accept(self) -> Stranger | None:
-        """Somebody who connected.
+        """Returns a peer that has connected; None if there is none.
 
         Raises:
             OSError: there are no descriptors.
         """
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops listening."""
 
 
 class Dialer(Protocol):
     """Connects to an address."""
 
     def dial(self, secret: bytes, hello: Hello, timeout_s: float) -> tuple[Connection, Welcome]:
-        """A connection to a server that proved that it knows the secret.
+        """Connects to a server that proves that it knows the secret.
 
         Raises:
-            OSError: nobody listens there, or somebody without the secret.
+            OSError: nobody listens there, or the server does not know the secret.
         """
 
     def stop(self) -> None:
-        """Ends a ``dial`` in another thread, this or the next one."""
+        """Ends the current or next ``dial`` of another thread."""

@@ -1,4 +1,4 @@
-"""Addresses of sockets: ``tcp://HOST:PORT``, ``tls://HOST:PORT`` and local names, and the settings of sockets there."""
+"""Addresses of sockets: ``tcp://HOST:PORT``, ``tls://HOST:PORT`` and local names; and the settings of their sockets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a 
 
 @dataclass(frozen=True, slots=True)
 class TCP:
-    """A host and a port; port 0 for any, where it is listened at.
+    """A host and a port. For listening, port 0 is any free port.
 
     Attributes:
-        encrypted: whether TLS goes over the connections.
+        encrypted: True if connections use TLS.
     """
 
     host: str
@@ -34,7 +34,7 @@ class TCP:
         return f"{'tls' if self.encrypted else 'tcp'}://{host}:{self.port}"
 
     def listen(self) -> tuple[socket.socket, str]:
-        """A socket that listens there, and an address that others can connect to."""
+        """Returns a listening socket, and an address that others can connect to."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
@@ -43,7 +43,7 @@ class TCP:
         return listener, str(TCP(self.host, listener.getsockname()[1], self.encrypted))
 
     def dial(self) -> tuple[socket.socket, tuple[object, ...] | str]:
-        """A socket for it, and what it is to connect to.
+        """Returns a socket for the address, and the argument of its ``connect``.
 
         Raises:
             OSError: the host is not known.
@@ -53,7 +53,7 @@ class TCP:
         return socket.socket(family, kind, proto), sockaddr
 
     def prepare(self, connection: socket.socket) -> None:
-        """Sets what a connection wants."""
+        """Sets the options of a connection."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _ALIVE.items():
@@ -61,7 +61,7 @@ class TCP:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def leave(self) -> None:
-        """Nothing stays."""
+        """No-op: nothing is left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +73,18 @@ class LocalAddress:
 
     @classmethod
     def drawn(cls) -> LocalAddress:
-        """A new one."""
+        """Returns a new random address."""
         name = f"@girih-{os.urandom(16).hex()}"
         if sys.platform != "linux":
             name = f"{tempfile.mkdtemp(prefix='girih-')}/socket"
         return cls(name)
 
     def sockaddr(self) -> str:
-        """As the system calls it."""
+        """Returns the address in the form of the system."""
         return "\0" + self.name[1:] if self.name.startswith("@") else self.name
 
     def listen(self) -> tuple[socket.socket, str]:
-        """A socket that listens there, and an address that others can connect to."""
+        """Returns a listening socket, and an address that others can connect to."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.sockaddr())
@@ -95,14 +95,14 @@ class LocalAddress:
         return listener, f"shm://{self.name}"
 
     def dial(self) -> tuple[socket.socket, tuple[object, ...] | str]:
-        """A socket for it, and what it is to connect to."""
+        """Returns a socket for the address, and the argument of its ``connect``."""
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), self.sockaddr()
 
     def prepare(self, connection: socket.socket) -> None:
-        """There is nothing to set."""
+        """No-op: there is nothing to set."""
 
     def leave(self) -> None:
-        """Takes the file away, and the folder that was drawn for it."""
+        """Deletes the file, and the folder that was made for it."""
         if not self.name.startswith("@"):
             with suppress(OSError):
                 Path(self.name).unlink()
@@ -110,10 +110,10 @@ class LocalAddress:
 
 
 def parse_address(address: str) -> TCP | LocalAddress:
-    """The endpoint that an address names; ``shm://`` draws a new one, port ``*`` is any.
+    """Returns the endpoint of an address. ``shm://`` makes a new endpoint; port ``*`` is any free port.
 
     Raises:
-        WireError: it is no address.
+        WireError: the address is invalid.
     """
     kind, _, name = address.partition("://")
     host, _, port = name.rpartition(":")

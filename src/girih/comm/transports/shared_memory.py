@@ -1,8 +1,7 @@
-"""Connections on one host: a local socket for what is small, lanes of shared memory for what is not.
+"""Connections on one host: a local socket for small parts, lanes of shared memory for large parts.
 
-The server makes both lanes of a connection when it welcomes a client that proved that it knows the secret, and sends
-their files with the welcome. They have no names, so that nothing stays behind, however the processes end. On Linux
-the socket has no file either.
+The server makes both lanes of a connection when it admits a client, and sends their files with the welcome. The files
+have no names, so nothing is left behind, however the processes end. On Linux the socket has no file either.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _GROWTH: Final = 1 << 20
 
 
 class LaneFile:
-    """The memory itself, mapped, without a name.
+    """The mapped memory of a lane, without a name.
 
     Args:
-        file: its descriptor, from here on the object's.
+        file: its descriptor. The object owns it from now on.
 
     Raises:
-        WireError, OSError: it is no such file.
+        WireError, OSError: the file is not a lane.
     """
 
     def __init__(self, file: int) -> None:
         self.file = file
         size = os.fstat(file).st_size
         if size <= NUM_SLOTS:
-            raise WireError(f"a file of {size} bytes is no lane")
+            raise WireError(f"a file of {size} bytes is not a lane")
         self.num_bytes = size - NUM_SLOTS
         self._map = mmap.mmap(file, size)
         view = memoryview(self._map)
@@ -55,10 +54,10 @@ class LaneFile:
 
     @classmethod
     def make(cls, num_bytes: int) -> LaneFile:
-        """A new one: address space, which takes memory as it is used.
+        """Makes a new lane: address space, which takes memory as it is used.
 
         Raises:
-            OSError: there is none.
+            OSError: the system has no memory or descriptors.
         """
         if hasattr(os, "memfd_create"):
             file = os.memfd_create("girih")
@@ -75,10 +74,10 @@ class LaneFile:
             raise
 
     def view(self, slot: int, start: int, size: int) -> Part:
-        """For the receiver: what was sent, in place; its room is free again when the last view of it is gone.
+        """Returns a sent part in place, for the receiver. Its room is free again when the last view of it is gone.
 
         Raises:
-            WireError: it lies outside the lane.
+            WireError: it is outside the lane.
         """
         if slot >= NUM_SLOTS or start + size > self.num_bytes:
             raise WireError(f"an array of {size:,} bytes at {start:,} in a lane of {self.num_bytes:,}")
@@ -87,7 +86,7 @@ class LaneFile:
         return array
 
     def close(self) -> None:
-        """Views of it stay; the mapping goes with the last."""
+        """Closes the file. Views stay, and the mapping ends with the last view."""
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -98,22 +97,22 @@ class _Chunk:
     start: int
     end: int = field(compare=False)
     held: bool = field(compare=False, default=True)  # by an array of this process
-    slots: list[int] = field(compare=False, default_factory=list)  # under which it was sent
+    slots: list[int] = field(compare=False, default_factory=list)  # the slots of its sent parts
 
 
 class OutLane:
-    """The sender's end. Any thread may take arrays; one thread sends."""
+    """The sender's end. Any thread may take arrays. Only one thread sends."""
 
     def __init__(self, file: LaneFile) -> None:
         self._file = file
         self._lock = threading.Lock()
         self._chunks: list[_Chunk] = []  # in the order of their starts
         self._free_slots = list(range(NUM_SLOTS))
-        self._backed = 0  # so many bytes have memory; beyond, touching could kill the process
+        self._backed = 0  # bytes that have memory; touching bytes beyond could kill the process
         self._most = file.num_bytes
 
     def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
-        """An array whose memory is the lane's; None when there is no room, or it is a small one."""
+        """Returns an array in the lane's memory; None for a small array, or if there is no room."""
         num_bytes = dtype.itemsize * math.prod(shape)
         chunk = self._take(num_bytes) if num_bytes >= OWN_PART_BYTES else None
         if chunk is None:
@@ -123,7 +122,7 @@ class OutLane:
         return array.reshape(shape)
 
     def send(self, part: Part) -> tuple[int, int] | None:
-        """Makes the part readable for the other side: its slot and where it starts; None when there is no room."""
+        """Makes a part readable for the other side. Returns its slot and start; None if there is no room."""
         start = part.__array_interface__["data"][0] - self._file.address
         chunk = self._find(start, len(part)) if 0 <= start < self._file.num_bytes else None
         copied = chunk is None
@@ -143,7 +142,7 @@ class OutLane:
         return None if slot is None else (slot, start)
 
     def close(self) -> None:
-        """Closes this end: what was sent stays with its receiver, what was taken with its owner."""
+        """Closes this end. Sent parts stay with the receiver, and taken arrays with their owner."""
         with self._lock:
             self._most = 0
             self._file.close()
@@ -170,7 +169,7 @@ class OutLane:
         return taken
 
     def _reclaim(self) -> None:
-        """Frees what neither side has any more."""
+        """Frees the memory that neither side uses any more."""
         slots = self._file.slots
         kept = []
         for chunk in self._chunks:
@@ -183,7 +182,7 @@ class OutLane:
         self._chunks = kept
 
     def _back(self, end: int) -> bool:
-        """Has the system give memory up to ``end``, which it may not have (a container's /dev/shm is small)."""
+        """Makes the system reserve memory up to ``end``. This can fail: a container's /dev/shm is small."""
         if end > self._backed and hasattr(os, "posix_fallocate"):
             more = min(self._file.num_bytes, -(-end // _GROWTH) * _GROWTH)
             try:
@@ -196,7 +195,7 @@ class OutLane:
 
 
 def _when_dropped(array: NDArray[Any], call: Callable[..., None], *arguments: Any) -> None:
-    """Has a function called when an array, and every view of it, is gone; not when the process ends."""
+    """Calls a function when an array and all its views are gone, but not when the process ends."""
     weakref.finalize(array, call, *arguments).atexit = False
 
 
@@ -206,7 +205,7 @@ _INLINE: Final = -1
 
 
 class SharedConnection:
-    """A stream, and a lane in each direction beside it."""
+    """A stream, with a lane in each direction."""
 
     def __init__(self, stream: SocketStream, outward: LaneFile, inward: LaneFile) -> None:
         self.stream = stream
@@ -233,7 +232,7 @@ class SharedConnection:
             return parts
         table, inline = parts[0][len(_SIGN) :], parts[1:]
         if len(table) % _LOCATION.size:
-            raise WireError("a message with locations cut short")
+            raise WireError("the locations in a message were cut short")
         found = []
         for slot, start, size in _LOCATION.iter_unpack(table.tobytes()):
             if slot != _INLINE:
@@ -241,7 +240,7 @@ class SharedConnection:
             elif inline:
                 found.append(inline.pop(0))
             else:
-                raise WireError("a message that lacks a part")
+                raise WireError("a part of a message is missing")
         return found + inline
 
     def close(self, linger_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Connections over sockets: who listens, strangers, and who dials."""
+"""Connections over sockets: listeners, strangers and dialers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SocketListener:
     """Takes connections at an address.
 
     Args:
-        endpoint, listener, address: where, the socket that listens there, and what others connect to.
+        endpoint, listener, address: the endpoint, its listening socket, and the address for others.
     """
 
     def __init__(self, endpoint: TCP | LocalAddress, listener: socket.socket, address: str) -> None:
@@ -56,7 +56,7 @@ class SocketListener:
         return SocketStranger(connection, self, origin)
 
     def lanes(self) -> list[LaneFile]:
-        """Memory for both directions of a connection on this host, where there is any."""
+        """Returns memory for both directions of a connection on this host; none for TCP, or if there is no memory."""
         if isinstance(self.endpoint, TCP):
             return []
         made: list[LaneFile] = []
@@ -64,7 +64,7 @@ class SocketListener:
             for _ in range(2):
                 made.append(LaneFile.make(LANE_BYTES))
         except OSError as error:
-            _LOG.warning("%s: all goes through the socket: %s", self.address, error)
+            _LOG.warning("%s: no shared memory, all goes through the socket: %s", self.address, error)
             for lane in made:
                 lane.close()
             return []
@@ -76,7 +76,7 @@ class SocketListener:
 
 
 class SocketStranger:
-    """Somebody who connected, and is asked for a proof: at once, or with TLS once he has shown that he has the run's key."""
+    """A connected peer that must prove that it knows the secret. With TLS it first shows that it has the run's key."""
 
     def __init__(self, connection: socket.socket, listener: SocketListener, origin: str) -> None:
         self.origin = origin
@@ -89,7 +89,7 @@ class SocketStranger:
             self._ask()
 
     def _ask(self) -> None:
-        with suppress(OSError):  # he left, as will be read
+        with suppress(OSError):  # the peer left, as the next read will show
             self._socket.send(self._challenge)
 
     def fileno(self) -> int:
@@ -104,10 +104,10 @@ class SocketStranger:
             self._is_asked = True
             self._ask()
         with suppress(BlockingIOError):
-            while len(self._said) < HELLO_BYTES:  # TLS may have more than the system says
+            while len(self._said) < HELLO_BYTES:  # TLS may hold more bytes than the system reports
                 heard = self._socket.recv(HELLO_BYTES - len(self._said))
                 if not heard:
-                    raise SilentPeer("a stranger who left") if not self._said else WireError("half a proof")
+                    raise SilentPeer("it left") if not self._said else WireError("incomplete proof")
                 self._said += heard
         if len(self._said) < HELLO_BYTES:
             return None
@@ -155,7 +155,7 @@ class SocketDialer:
             self._endpoint.prepare(plain)
             if self._endpoint.encrypted:
                 self._socket = connection = SecureSocket(plain, secret, server=False)
-                if self._stopped:  # by the plain socket, which is no socket any more
+                if self._stopped:  # ``stop`` closed the plain socket, which has been replaced
                     raise ConnectionLost("stopped")
                 connection.shake()
             challenged = _read(connection, CHALLENGE_BYTES, end_s, files)
@@ -191,7 +191,7 @@ class SocketDialer:
 
 
 def _read(connection: socket.socket | SecureSocket, num_bytes: int, end_s: float, files: list[int]) -> bytes:
-    """Reads a number of bytes, until a moment at the latest; the files that come with them are put to the others."""
+    """Reads a number of bytes before a deadline. Appends the files that come with them to ``files``."""
     said = b""
     while len(said) < num_bytes:
         connection.settimeout(max(0.001, end_s - time.monotonic()))
@@ -200,7 +200,7 @@ def _read(connection: socket.socket | SecureSocket, num_bytes: int, end_s: float
         else:
             heard, found, flags, _ = socket.recv_fds(connection, num_bytes - len(said), 2)
             files += found
-            if flags & socket.MSG_CTRUNC:  # the other side will send by memory that did not arrive
+            if flags & socket.MSG_CTRUNC:  # the other side will use shared memory whose files did not arrive
                 raise ConnectionLost("this process is out of file descriptors")
         if not heard:
             raise WireError("the other side closed the connection instead of greeting")

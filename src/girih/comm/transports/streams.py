@@ -1,8 +1,8 @@
-"""Messages on a stream of bytes, read and written without waiting: the parts of one are sent and received in place.
+"""Messages on a stream of bytes, without blocking. Parts are sent from and received into their own memory.
 
 sign       4 bytes
-parts      how many, uint32
-sizes      of each in bytes, uint64, little-endian
+parts      number of parts, uint32
+sizes      of each part in bytes, uint64, little-endian
 the parts
 """
 
@@ -28,27 +28,27 @@ from girih.kernels.buffers import Buffers
 _SIGN: Final = b"GRM1"
 _HEAD: Final = struct.Struct("<4sI")
 _SCRATCH_BYTES: Final = 1 << 16
-_MOST_PARTS: Final = MOST_ARRAYS + 2  # the first part; the locations of those in shared memory
-_MOST_MESSAGE_BYTES: Final = MOST_BYTES + (1 << 16)  # a first part has more than its small arrays
-_MOST_VIEWS: Final = 512  # of one call of the system
+_MOST_PARTS: Final = MOST_ARRAYS + 2  # the first part, and the locations of parts in shared memory
+_MOST_MESSAGE_BYTES: Final = MOST_BYTES + (1 << 16)  # a first part holds more than its small arrays
+_MOST_VIEWS: Final = 512  # the limit of one system call
 
 
 class SocketStream:
-    """A connection over a socket. What arrives is checked against the limits before memory is taken for it.
+    """A connection over a socket. The sizes of messages are checked against limits before memory is allocated.
 
     Args:
-        connection: a socket, from here on the stream's.
-        buffers: where arrays that arrive get their memory.
+        connection: a socket, which the stream owns from now on.
+        buffers: give memory to received arrays.
     """
 
     def __init__(self, connection: socket.socket | SecureSocket, buffers: Buffers) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self._unsent: deque[list[memoryview]] = deque()  # messages, of which the first may have gone in part
+        self._unsent: deque[list[memoryview]] = deque()  # messages; part of the first may have been sent
         self._buffers = buffers
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._start = self._end = 0  # of what the scratch has
-        self._parts: list[Part] = []  # of the message that comes
+        self._start = self._end = 0  # the bytes in the scratch
+        self._parts: list[Part] = []  # parts of the message that is being received
         self._messages = self._read_messages()
 
     def fileno(self) -> int:
@@ -98,7 +98,7 @@ class SocketStream:
         return parts
 
     def _read_messages(self) -> Iterator[bool]:
-        """Whether ``_parts`` are a whole message, again and again; else nothing more is there."""
+        """Yields True each time that ``_parts`` is a whole message, and False if nothing more has arrived."""
         head = memoryview(bytearray(_HEAD.size))
         while True:
             yield from self._fill(head)
@@ -118,7 +118,7 @@ class SocketStream:
             yield True
 
     def _fill(self, wanted: memoryview) -> Iterator[bool]:
-        """Fills memory with what comes; says False while it does not."""
+        """Fills memory with received bytes; yields False if none are there."""
         while wanted:
             if self._end > self._start:
                 num_bytes = min(self._end - self._start, len(wanted))
@@ -149,6 +149,6 @@ class SocketStream:
 
 
 def laid_out(parts: Sequence[Part]) -> list[memoryview]:
-    """A message as it is sent."""
+    """Returns a message as it is sent."""
     head = struct.pack(f"<4sI{len(parts)}Q", _SIGN, len(parts), *map(len, parts))
     return [memoryview(head), *(part.data for part in parts)]

@@ -1,7 +1,7 @@
-"""TLS 1.3 between processes of a run, on both sides with one key, which each of them makes of the run's secret.
+"""TLS 1.3 between processes of a run. Both sides derive one key from the run's secret.
 
-So no key travels: who has the secret has the key, and nobody else is believed to be the other end. The certificate is signed by
-itself, never expires, and is the only one that is trusted. Inside, both sides prove the secret as on any other connection.
+So no key travels. Only a process with the secret has the key and is trusted. The certificate is self-signed, never
+expires, and is the only one that is trusted. Inside TLS, both sides prove the secret as on any other connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RECORD_BYTES: Final = 1 << 14  # the most that TLS encrypts at once
 
 
 def check_installed() -> None:
-    """Raises where no certificate can be made.
+    """Raises if no certificate can be made.
 
     Raises:
         ConfigError: the package ``cryptography`` is missing.
@@ -43,13 +43,13 @@ def check_installed() -> None:
 
 
 class SecureSocket:
-    """A socket over which TLS goes, with what streams need of a socket. Any thread may use it: a lock guards its state.
+    """A TLS socket with the methods that streams need. Any thread may use it: a lock guards its state.
 
     Args:
-        connection: a connected socket, from here on this one's.
+        connection: a connected socket, which this object owns from now on.
 
     Raises:
-        WireError: it is not connected any more.
+        WireError: the socket is not connected any more.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, *, server: bool) -> None:
@@ -58,16 +58,16 @@ class SecureSocket:
             self._socket = context.wrap_socket(connection, server_side=server, do_handshake_on_connect=False)
         except (OSError, ValueError) as error:
             connection.close()
-            raise WireError(f"the connection broke before a word: {error}") from error
-        self._lock = threading.Lock()  # the interpreter's is open while OpenSSL works
+            raise WireError(f"the connection broke before the TLS handshake: {error}") from error
+        self._lock = threading.Lock()  # OpenSSL works without the interpreter's lock
         self.fileno, self.close = self._socket.fileno, self._socket.close
         self.setblocking, self.settimeout = self._socket.setblocking, self._socket.settimeout
 
     def shake(self) -> bool:
-        """Goes on with the handshake; whether it is done. A socket that blocks does all of it.
+        """Continues the handshake. Returns whether it is done. A blocking socket completes it in one call.
 
         Raises:
-            OSError: the other side has no key of this run, or speaks no TLS.
+            OSError: the other side has no key of this run, or does not speak TLS.
         """
         try:
             self._socket.do_handshake()
@@ -84,7 +84,7 @@ class SecureSocket:
         """Receives as a socket does.
 
         Raises:
-            BlockingIOError: nothing is there, in the system or here.
+            BlockingIOError: neither the system nor TLS has received data.
         """
         try:
             with self._lock:
@@ -93,10 +93,10 @@ class SecureSocket:
             raise BlockingIOError from None
 
     def send(self, data: bytes | memoryview) -> int:
-        """Sends as a socket does; who could not send sends the same again.
+        """Sends as a socket does. A caller that could not send must send the same data again.
 
         Raises:
-            BlockingIOError: the system takes no more now.
+            BlockingIOError: the system takes no more data now.
         """
         try:
             with self._lock:
@@ -111,7 +111,7 @@ class SecureSocket:
             view = view[self.send(view) :]
 
     def sendmsg(self, views: Sequence[memoryview]) -> int:
-        """Sends as a socket does: small parts together, since each is encrypted with what belongs to a record."""
+        """Sends as a socket does. Joins small parts, because each TLS record adds overhead."""
         first, num_bytes = [], 0
         for view in views:
             if num_bytes + len(view) > _RECORD_BYTES:
@@ -121,23 +121,23 @@ class SecureSocket:
         return self.send(b"".join(first) if len(first) > 1 else views[0])
 
     def shutdown(self, how: int) -> None:
-        """Ends the connection below, for any thread."""
+        """Shuts the underlying connection down. Callable from any thread."""
         socket.socket.shutdown(self._socket, how)
 
 
 @functools.lru_cache(8)
 def _context(secret: bytes, server: bool) -> ssl.SSLContext:
-    """Settings of both sides: TLS 1.3, with this run's certificate, and with nobody who shows another."""
+    """Returns the settings of one side: TLS 1.3, with the run's certificate, which the other side must have too."""
     certificate, key = _certificate(secret)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # hosts have no names here: there is one certificate
+    context.check_hostname = False  # all hosts share one certificate, without host names
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate.decode())
     if server:
-        context.num_tickets = 0  # nobody comes back with one
+        context.num_tickets = 0  # no client resumes a session
     password = secrets.token_hex(16)
-    with tempfile.NamedTemporaryFile() as file:  # the standard library reads keys from files alone
+    with tempfile.NamedTemporaryFile() as file:  # the standard library reads keys only from files
         file.write(_encrypted(key, password) + certificate)
         file.flush()
         context.load_cert_chain(file.name, password=password)
@@ -145,7 +145,7 @@ def _context(secret: bytes, server: bool) -> ssl.SSLContext:
 
 
 def _certificate(secret: bytes) -> tuple[bytes, Ed25519PrivateKey]:
-    """The run's certificate in PEM, the same in each process, and its private key."""
+    """Returns the run's certificate in PEM, the same in each process, and its private key."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -168,7 +168,7 @@ def _certificate(secret: bytes) -> tuple[bytes, Ed25519PrivateKey]:
 
 
 def _encrypted(key: Ed25519PrivateKey, password: str) -> bytes:
-    """The key in PEM, under a password that this process alone has."""
+    """Returns the key in PEM, under a password that only this process knows."""
     from cryptography.hazmat.primitives import serialization
 
     return bytes(

@@ -1,4 +1,6 @@
-"""Decoded rows to batches: all of a window's at once, column by column, so that a column is read while it lies in cache.
+"""Cuts decoded rows into batches.
+
+All batches of a window are filled at once, column by column, so that a column stays in cache while it is read.
 
 Shapes: R rows, K batches of B examples each, F features.
 """
@@ -23,8 +25,8 @@ from girih.kernels.cpu.arrays import F32, I64, Bools, sealed
 class BagColumn(NamedTuple):
     """One feature of R rows.
 
-    ids is int64[M]; offsets int64[R+1], or None where every row has one id; weights float32[M], or None
-    where all are 1.
+    ids is int64[M]. offsets is int64[R+1], or None if each row has one id. weights is float32[M], or None if all
+    weights are 1.
     """
 
     ids: I64
@@ -32,20 +34,20 @@ class BagColumn(NamedTuple):
     weights: F32 | None = None
 
     def bounds(self) -> I64:
-        """Offsets int64[R+1], made up where every row has one id."""
+        """Returns offsets int64[R+1], and creates them if each row has one id."""
         return np.arange(len(self.ids) + 1) if self.offsets is None else self.offsets
 
 
 @dataclass(slots=True)
 class DecodedRows:
-    """R decoded rows, yet to be cut into batches.
+    """R decoded rows that are not yet cut into batches.
 
     Attributes:
         bags: the ids of each feature.
-        numeric: float32[R, X]. labels: float32[R, T]. example_weights: float32[R], or None where all are 1.
-        label_weights: float32[R, T], or None where all are 1.
+        numeric: float32[R, X]. labels: float32[R, T]. example_weights: float32[R], or None if all are 1.
+        label_weights: float32[R, T], or None if all are 1.
         kept: a ``pyarrow.Table`` of R rows, or None.
-        good: bool[R], the rows that may be used, or None where all are.
+        good: bool[R], marks the usable rows; None if all rows are usable.
     """
 
     bags: list[BagColumn]
@@ -63,12 +65,12 @@ class DecodedRows:
 
     @property
     def num_good(self) -> int:
-        """Number of rows that may be used."""
+        """Number of usable rows."""
         return self.num_rows if self.good is None else int(self.good.sum())
 
 
 def good_rows(parts: Sequence[DecodedRows]) -> I64 | None:
-    """The numbers of the rows that may be used, of parts one below the other, or None where all are."""
+    """Returns the numbers of the usable rows in the concatenated parts, or None if all rows are usable."""
     if all(part.good is None for part in parts):
         return None
     masks = [np.ones(part.num_rows, np.bool_) if part.good is None else part.good for part in parts]
@@ -76,7 +78,7 @@ def good_rows(parts: Sequence[DecodedRows]) -> I64 | None:
 
 
 def joined_bags(parts: Sequence[BagColumn], buffers: Buffers) -> BagColumn:
-    """One feature of rows one below the other."""
+    """Concatenates the rows of one feature."""
     if len(parts) == 1:
         return parts[0]
     ids = joined_arrays([part.ids for part in parts], buffers)
@@ -89,14 +91,14 @@ def joined_bags(parts: Sequence[BagColumn], buffers: Buffers) -> BagColumn:
 
 
 def filled_weights(parts: Sequence[BagColumn] | Sequence[Batch]) -> list[F32] | None:
-    """The weights of each part, ones where it has none; None where no part has any."""
+    """Returns the weights of each part, with ones for a part without weights, or None if no part has weights."""
     if all(part.weights is None for part in parts):
         return None
     return [np.ones(len(part.ids), np.float32) if part.weights is None else part.weights for part in parts]
 
 
 def joined_others(parts: Sequence[DecodedRows] | Sequence[Batch], buffers: Buffers) -> DecodedRows:
-    """All but the ids of rows one below the other."""
+    """Concatenates everything except the ids."""
     weights = [part.example_weights for part in parts if part.example_weights is not None]
     of_labels = [part.label_weights for part in parts if part.label_weights is not None]
     tables = [part.kept for part in parts if part.kept is not None]
@@ -113,7 +115,7 @@ def joined_others(parts: Sequence[DecodedRows] | Sequence[Batch], buffers: Buffe
 
 
 def joined_arrays(parts: Sequence[NDArray[Any]], buffers: Buffers) -> NDArray[Any]:
-    """Arrays one below the other: T[R, …]; one alone as it is."""
+    """Concatenates arrays: T[R, …]. Returns a single array unchanged."""
     if len(parts) == 1:
         return parts[0]
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
@@ -121,16 +123,16 @@ def joined_arrays(parts: Sequence[NDArray[Any]], buffers: Buffers) -> NDArray[An
 
 
 MAX_IDS = 2**31 - 1
-GROUP_BYTES = 16 << 20  # of ids that are allocated together: little enough for malloc to use again
-GROUP_ROWS = 1 << 12  # at least, where rows are wide: a call for a column takes as long as some thousand ids
+GROUP_BYTES = 16 << 20  # ids that are allocated together: few enough that malloc reuses the memory
+GROUP_ROWS = 1 << 12  # minimum for wide rows: one kernel call costs as much as some thousand ids
 
 
 def cut(parts: Sequence[DecodedRows], order: I64, first: int, size: int, buffers: Buffers) -> list[Batch]:
-    """Cuts rows into batches: one of ``first`` rows, then batches of ``size``, then one of what is left.
+    """Cuts rows into one batch of ``first`` rows, then batches of ``size``, then one batch of the remaining rows.
 
     Args:
-        parts: rows with the same columns, one part below the other; their ids are taken out, to be freed.
-        order: int64[·], the rows in the order in which they are taken.
+        parts: rows with the same columns, to concatenate. Their ids are removed, to free the memory.
+        order: int64[·], the order of the rows.
 
     Raises:
         DataError: more ids than a batch can hold.
@@ -162,7 +164,7 @@ def cut(parts: Sequence[DecodedRows], order: I64, first: int, size: int, buffers
 
 
 def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
-    """The examples of several batches in one.
+    """Joins the examples of several batches into one batch.
 
     Raises:
         DataError: more ids than a batch can hold.
@@ -187,7 +189,7 @@ def joined(parts: Sequence[Batch], buffers: Buffers) -> Batch:
 
 
 def _by_feature(values: Sequence[NDArray[Any]], parts: Sequence[Batch], buffers: Buffers) -> NDArray[Any]:
-    """Content of the batches for each id, in the order in which one batch holds it: by feature, then by part."""
+    """Joins the per-id values of several batches, in the order of a single batch: by feature, then by part."""
     bounds = np.stack([part.offsets[:: part.num_examples] for part in parts]).astype(np.int64)
     counts = np.diff(bounds, axis=1)
     ends = np.cumsum(counts.T).reshape(-1, len(parts)).T
@@ -203,11 +205,11 @@ def _check_ids(num_ids: int, size: int) -> None:
 
 
 class _BatchRun:
-    """K batches of about :data:`GROUP_BYTES`, whose ids lie in one array, a batch after the other.
+    """K batches of about :data:`GROUP_BYTES`, whose ids are in one array, batch after batch.
 
     Args:
-        index: int64[K, B], the rows that each batch takes.
-        weighted: whether any feature has weights.
+        index: int64[K, B], the rows of each batch.
+        weighted: True if any feature has weights.
     """
 
     def __init__(
@@ -227,7 +229,7 @@ class _BatchRun:
         totals = counts.sum(axis=0)
         _check_ids(int(totals.max()), size)
         self._ends = np.cumsum(totals)
-        self._firsts = np.cumsum(counts, axis=0) - counts  # of each feature within its batch
+        self._firsts = np.cumsum(counts, axis=0) - counts  # start of each feature within its batch
         self._starts = self._firsts + (self._ends - totals)
         self._ids = buffers.take(np.int64, int(self._ends[-1]))
         self._weights = None
@@ -238,11 +240,11 @@ class _BatchRun:
         if self._has_bags:
             self._offsets = buffers.take(np.int32, num_batches, len(columns) * size + 1)
             self._offsets[:, 0] = 0
-        else:  # the same for all batches
+        else:  # the same offsets for all batches
             self._offsets = np.arange(len(columns) * size + 1, dtype=np.int32)
 
     def fill(self, f: int, bags: BagColumn) -> None:
-        """Copies what feature ``f`` holds to its place in each batch."""
+        """Copies the ids and weights of feature ``f`` into each batch."""
         size = self._index.shape[1]
         if self._has_bags:
             column = f * size + 1
@@ -260,7 +262,7 @@ class _BatchRun:
                 kernels.take_bags(sealed(values), sealed(bags.offsets), self._index, self._starts[f], out)
 
     def batches(self, others: DecodedRows) -> Iterator[Batch]:
-        """The batches, with what rows hold besides ids."""
+        """Yields the batches, completed with numeric features, labels, weights and kept columns."""
         size = self._index.shape[1]
         rows = self._index.reshape(-1)
         numeric, labels = self._taken(others.numeric, rows), self._taken(others.labels, rows)

@@ -1,7 +1,7 @@
-"""Arrow columns to ids and numbers: one rule for all formats.
+"""Turns Arrow columns into ids and numbers, by one rule for all formats.
 
-An integer is its own id. A string that is the canonical decimal spelling of an int64 is that integer;
-any other string is the XXH64 of its bytes. So CSV, Parquet integers and Parquet strings agree.
+An integer is its own id. A string that is the canonical decimal spelling of an int64 has this integer as its id. The id
+of any other string is the XXH64 of its bytes. So CSV, Parquet integers and Parquet strings agree.
 
 Shapes: R rows of a column, M values in its lists.
 """
@@ -24,7 +24,7 @@ from girih.kernels.cpu.arrays import F64, I64, U8, Bools, sealed
 
 
 def table_without_views(table: pa.Table) -> pa.Table:
-    """A table without views in its columns; those that have none stay as they are."""
+    """Returns a table without view types. Columns without views stay unchanged."""
     for place, column in enumerate(table.columns):
         found = without_views(column)
         if found is not column:
@@ -33,7 +33,7 @@ def table_without_views(table: pa.Table) -> pa.Table:
 
 
 def without_views(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """An array, or one in chunks, without views in it, or in the lists, structs and dictionaries that it holds."""
+    """Casts view types to plain types in an array or chunked array, also inside lists, structs and dictionaries."""
     kind = _plain(array.type)
     if kind == array.type:
         return array
@@ -81,7 +81,7 @@ class Notation(Options):
 
     Attributes:
         decimal: the mark before the fraction. thousands: the mark between groups of digits.
-        units: texts before or after a number that are left out, as ``%``, ``$`` and ``€``; 50 % is the number 50.
+        units: texts before or after a number that are ignored, such as ``%``, ``$`` and ``€``; 50 % is the number 50.
     """
 
     decimal: str = "."
@@ -102,7 +102,7 @@ class Notation(Options):
                 raise ConfigError(f"units: {unit!r}: expected texts without digits, as '%', '$' or 'EUR'")
 
     def plain(self, words: pa.Array) -> pa.Array:
-        """Numbers in text as programs write them, ``1234.56``; other text becomes ``?``, null and blank text null."""
+        """Rewrites numbers in text as ``1234.56``. Other text becomes ``?``, and null or blank text becomes null."""
         mark = re.escape(self.thousands or "")
         groups = rf"|[1-9]\d{{0,2}}(?:{mark}\d{{2,3}})*{mark}\d{{3}}" if mark else ""
         units = f"(?:{'|'.join(map(re.escape, self.units))})?{_BLANKS}" if self.units else ""
@@ -123,14 +123,14 @@ class Notation(Options):
 NULL_WORDS: Final = (
     "\\N", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "<NA>", "(null)", "nil", "?", "-", "--",
 )  # fmt: skip
-"""Texts that often mean a missing value: for guesses and for hints in errors, never for reading."""
+"""Texts that often mean a missing value. Guesses and hints in errors use them; reading does not."""
 _TEXT: Final = {pa.string().id, pa.large_string().id, pa.string_view().id}
 _BLANK = ord(" ")
 _BYTES: Final = {pa.binary().id, pa.large_binary().id, pa.binary_view().id, pa.binary(1).id}
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """The kind of a column's values, a word by which two files can be compared: ``integers``, ``lists of strings``…"""
+    """Names the kind of a column's values, for comparing two files: ``integers``, ``lists of strings``…"""
     types = pa.types
     if types.is_dictionary(kind):
         return kind_of(kind.value_type)
@@ -148,43 +148,43 @@ def kind_of(kind: pa.DataType) -> str:
 
 
 def is_number(word: str) -> bool:
-    """Whether a word of :func:`kind_of` is one of numbers."""
+    """Returns whether a result of :func:`kind_of` names a kind of numbers."""
     return word in ("integers", "floats", "booleans", "nulls") or word.startswith("decimal")
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type of a column's values, of a dictionary or not."""
+    """Returns the Arrow type of a column's values, with or without a dictionary."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """True for columns whose rows are lists."""
+    """Returns whether the rows of a column are lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """True for columns of text or bytes."""
+    """Returns whether a column holds text or bytes."""
     return kind.id in _TEXT | _BYTES
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """True for columns of bytes, which need be no text."""
+    """Returns whether a column holds bytes, which are not necessarily text."""
     return kind.id in _BYTES
 
 
 def flat(column: pa.ChunkedArray) -> pa.Array:
-    """The one array that a table's column consists of."""
+    """Returns a column as a single array."""
     if column.num_chunks == 1:
         return column.chunk(0)  # combine_chunks would copy it
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # too large for 32-bit offsets: stays in chunks
+    if isinstance(array, pa.ChunkedArray):  # too large for 32-bit offsets, so it stays in chunks
         large = pa.large_list(array.type.value_type) if is_list(array.type) else pa.large_binary()
         array = array.cast(large).combine_chunks()
     return array
 
 
 def null_mask(array: pa.Array) -> Bools | None:
-    """bool[R], or None where nothing is null."""
+    """Returns bool[R], or None if no value is null."""
     if array.null_count == 0:
         return None
     mask: Bools = array.is_null().to_numpy(zero_copy_only=False)
@@ -192,7 +192,7 @@ def null_mask(array: pa.Array) -> Bools | None:
 
 
 def without_texts(array: pa.Array, texts: tuple[str, ...]) -> pa.Array:
-    """A column of strings, its values of some texts made null; any other column as it is."""
+    """Replaces the given texts in a column of strings by null. Returns any other column unchanged."""
     if pa.types.is_dictionary(array.type):
         words = without_texts(array.dictionary, texts)
         return array if words is array.dictionary else pa.DictionaryArray.from_arrays(array.indices, words)
@@ -206,10 +206,11 @@ def without_texts(array: pa.Array, texts: tuple[str, ...]) -> pa.Array:
 
 
 def scalar_ids(array: pa.Array) -> tuple[I64, Bools | None]:
-    """One id a row, of strings, integers or booleans; null is :data:`NULL_ID`.
+    """Returns one id per row of strings, integers or booleans. Null becomes :data:`NULL_ID`.
 
     Returns:
-        int64[R]; bool[R] where a string spells a whole number as a float, or None for all but plain strings.
+        int64[R], and bool[R] that marks strings that spell a whole number as a float; None unless the column is plain
+        strings.
     """
     kind, floats = array.type, None
     if pa.types.is_dictionary(kind):
@@ -230,10 +231,13 @@ def scalar_ids(array: pa.Array) -> tuple[I64, Bools | None]:
 
 
 def pieces(array: pa.Array, separator: str | None) -> tuple[pa.Array, I64 | None]:
-    """The values of R bags: of lists, or of strings split at a separator, without blanks around pieces and without empty ones.
+    """Returns the values of R bags.
+
+    The column holds lists, or strings that are split at a separator. Pieces of strings are trimmed, and empty pieces
+    are dropped.
 
     Returns:
-        M values, and offsets int64[R+1] into them; None where each row is one value. A null row is an empty bag.
+        M values, and offsets int64[R+1] into them, or None if each row is one value. A null row is an empty bag.
     """
     if not separator:
         return (array.flatten(), list_offsets(array)) if is_list(array.type) else (array, None)
@@ -250,17 +254,17 @@ def pieces(array: pa.Array, separator: str | None) -> tuple[pa.Array, I64 | None
 
 
 def trimmed(words: pa.Array) -> pa.Array:
-    """Strings, as bytes, without blanks around them."""
+    """Returns strings as bytes, without surrounding blanks."""
     return pc.ascii_trim_whitespace(words.cast(pa.large_string(), safe=False)).cast(pa.large_binary())
 
 
 def list_offsets(array: pa.Array) -> I64:
-    """Offsets int64[R+1] into ``array.flatten()``, which leaves out what lies under a null list."""
+    """Returns offsets int64[R+1] into ``array.flatten()``, which skips the values under a null list."""
     return offsets_of(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False))
 
 
 def keep_last(values: NDArray[Any], offsets: I64, max_length: int) -> tuple[NDArray[Any], I64]:
-    """Shortens bags to their last ``max_length`` values: T[M], int64[R+1] to the same, shorter."""
+    """Shortens bags to their last ``max_length`` values. Returns T[M] and int64[R+1], both shortened."""
     lengths = np.diff(offsets)
     if not lengths.size or lengths.max() <= max_length:
         return values, offsets
@@ -273,10 +277,12 @@ def keep_last(values: NDArray[Any], offsets: I64, max_length: int) -> tuple[NDAr
 def numbers(
     array: pa.Array, notation: Notation | None = None, *, keep_float32: bool = False
 ) -> tuple[NDArray[Any], Bools | None]:
-    """One number a row, as float64 (or float32 where the column is and may stay so); strings are parsed, by a notation if they have one.
+    """Returns one number per row, as float64, or as float32 if the column is float32 and ``keep_float32`` is set.
+
+    Strings are parsed, with the notation if there is one.
 
     Returns:
-        float[R], NaN where there is no number; bool[R] where there is nothing, or None if that is nowhere.
+        float[R], NaN if there is no number, and bool[R] that marks missing values, or None if no value is missing.
     """
     array = plain(array)
     kind = array.type
@@ -291,12 +297,12 @@ def numbers(
 
 
 def string_numbers(words: pa.Array, notation: Notation | None = None) -> tuple[F64, Bools | None]:
-    """R strings as decimal numbers, correctly rounded; spaces around them do not count.
+    """Parses R strings as decimal numbers, correctly rounded. Spaces around a number are ignored.
 
     Returns:
-        float64[R], NaN where there is no number; bool[R] where a string is null or blank, or None if that is nowhere.
+        float64[R], NaN if there is no number, and bool[R] that marks null or blank strings, or None if there are none.
     """
-    text = words.cast(pa.large_string(), safe=False)  # whatever is no UTF-8 is no number either
+    text = words.cast(pa.large_string(), safe=False)  # text that is not valid UTF-8 is not a number either
     text = text if notation is None else notation.plain(text)
     for trim in (False, True):
         if trim:
@@ -311,7 +317,7 @@ def string_numbers(words: pa.Array, notation: Notation | None = None) -> tuple[F
 
 
 def spans(array: pa.Array) -> tuple[U8, I64, I64]:
-    """The bytes of a string column, and where each row starts and ends: uint8[·], int64[R], int64[R]."""
+    """Returns the bytes of a string column, and the start and end of each row: uint8[·], int64[R], int64[R]."""
     array = array.cast(pa.large_binary())
     _, offset_bytes, data_bytes = array.buffers()
     offsets = np.zeros(1, dtype=np.int64)
@@ -322,17 +328,17 @@ def spans(array: pa.Array) -> tuple[U8, I64, I64]:
 
 
 def string_values(array: pa.Array) -> pa.Array:
-    """A string column, dictionaries and views resolved, as an array of bytes."""
+    """Returns a string column as an array of bytes, with dictionaries and views resolved."""
     return plain(array).cast(pa.large_binary())
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """A column whose dictionary is resolved."""
+    """Returns a column with its dictionary resolved."""
     return without_views(array).dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def number_of(word: bytes | None) -> float | None:
-    """The number that a word without spaces spells, or None."""
+    """Parses a word without spaces as a number. Returns None if the word is not a number."""
     try:
         return None if word is None or b"_" in word else float(word.decode("ascii"))
     except ValueError:

@@ -1,10 +1,11 @@
-"""Conditions on columns: rows that are read (``where``), labels that are derived, and examples that count for a label.
+"""Conditions on columns: for rows to read (``where``), derived labels, and masks of labels.
 
-All have one grammar, that of comparisons in Python. A label's condition is one comparison, whose column needs no quotes, whatever
-its name. A condition is a tree, whose leaves are computed by Arrow from columns of any format.
+All conditions use one grammar, the grammar of Python comparisons. A label's condition is a single comparison, and its
+column needs no quotes, regardless of its name. A condition is a tree. Arrow computes its leaves from columns of any
+format.
 
-A comparison with a missing value is neither true nor false, as in SQL, and such a row is left out unless the rest decides. Beside
-times and dates, text is a time: ``'2024-05-01'``, ``'2024-05-01 12:30:00'``.
+As in SQL, a comparison with a missing value is neither true nor false. Such a row is left out unless the rest of the
+condition decides. Text that is compared with times and dates is a time: ``'2024-05-01'``, ``'2024-05-01 12:30:00'``.
 
 Shapes: R rows.
 """
@@ -35,24 +36,24 @@ Value = bool | int | float | str
 
 
 class Columns(NamedTuple):
-    """Columns by name, each as one array, and how text of theirs is read as numbers."""
+    """Reads columns by name, each as one array, and says how to parse their text as numbers."""
 
     read: Callable[[str], pa.Array]
     notation: Notation | None = None
 
 
 class Condition(ABC):
-    """A tree of comparisons. Its text identifies the rows that it chooses, so positions in data depend on it."""
+    """A tree of comparisons. Its text identifies the selected rows, so positions in data depend on the text."""
 
     __slots__ = ()
 
     @abstractmethod
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Marks the rows of R that meet it; null where that is unknown."""
+        """Marks the rows that meet the condition: bool[R], null if unknown."""
 
     @abstractmethod
     def leaves(self) -> Iterable[Leaf]:
-        """The parts of the tree that look at a column."""
+        """Yields the parts of the tree that read a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +64,24 @@ class Leaf(Condition):
 
     @property
     def compared(self) -> tuple[Value, ...]:
-        """The values that the column is compared with."""
+        """The values that are compared with the column."""
         return ()
 
     @property
     def on_strings(self) -> bool:
-        """True where the column is compared with strings."""
+        """True if the column is compared with strings."""
         return isinstance(self.compared[0], str)
 
     def leaves(self) -> Iterable[Leaf]:
-        """Itself."""
+        """Returns this leaf."""
         return (self,)
 
     def trouble(self, kind: pa.DataType) -> str | None:
-        """Says why values of an Arrow type cannot be compared with the values; None where they can."""
+        """Says why values of an Arrow type cannot be compared with this leaf's values. Returns None if they can."""
         return next(filter(None, (_trouble(kind, value) for value in self.compared)), None)
 
     def holds(self, array: pa.Array) -> Bools:
-        """bool[R]: which values of a column that was read meet the condition.
+        """Returns bool[R]: marks the values of a column that meet the condition.
 
         Raises:
             DataError: values that cannot be compared.
@@ -97,17 +98,17 @@ class Comparison(Leaf):
 
     @property
     def compared(self) -> tuple[Value, ...]:
-        """The value."""
+        """The single value of this comparison."""
         return (self.value,)
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Marks the rows of R that meet it; null where that is unknown."""
+        """Marks the rows that meet the condition: bool[R], null if unknown."""
         array = source.read(self.column)
         return pc.call_function(self.operator, list(_comparable(array, self.value, source.notation)))
 
 
 class Flag(Comparison):
-    """A column of nothing but 0 and 1 that is 1."""
+    """A column that holds only 0 and 1; the condition is met if it is 1."""
 
     __slots__ = ()
 
@@ -124,7 +125,7 @@ class OneOf(Leaf):
         return self.values
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Marks the rows of R that meet it; null where that is unknown."""
+        """Marks the rows that meet the condition: bool[R], null if unknown."""
         array = source.read(self.column)
         if self.on_strings and not times.is_time(array.type):
             words = columns.string_values(array)
@@ -139,20 +140,22 @@ class Missing(Leaf):
     """``column is null``."""
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Marks the rows of R that meet it."""
+        """Marks the rows that meet the condition: bool[R]."""
         return source.read(self.column).is_null()
 
 
 @dataclass(frozen=True, slots=True)
 class Between(Leaf):
-    """``low <= column < high``, of numbers or microseconds of times; see :mod:`girih.data.split`."""
+    """``low <= column < high``, for numbers or for times in microseconds; see :mod:`girih.data.split`."""
 
     order: times.Order
     low: int | float | None
     high: int | float | None
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Which of R rows meet it, null where there is no value: :mod:`girih.data.split` has refused such rows, but for those left out.
+        """Marks the rows that meet the condition: bool[R], null if there is no value.
+
+        :mod:`girih.data.split` has already refused rows without a value, except rows that are left out.
 
         Raises:
             DataError: a value that has no place in the order.
@@ -166,9 +169,9 @@ class Between(Leaf):
         return pa.array(met, mask=~there)
 
     def trouble(self, kind: pa.DataType) -> str | None:
-        """Says why values of an Arrow type have no order of this kind; None where they have."""
+        """Says why values of an Arrow type do not have this order. Returns None if they do."""
         is_alike = times.order_of(kind) in (self.order, None)
-        return None if is_alike else f"{kind} is no {self.order}, as in other files"
+        return None if is_alike else f"{kind} is not a {self.order}, unlike in other files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,58 +182,58 @@ class Joined(Condition):
     parts: tuple[Condition, ...]
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Marks the rows of R that meet it; null where that is unknown."""
+        """Marks the rows that meet the condition: bool[R], null if unknown."""
         masks = [part.mask(source) for part in self.parts]
         return reduce(lambda one, other: pc.call_function(self.operator, [one, other]), masks)
 
     def leaves(self) -> Iterable[Leaf]:
-        """Those of all parts."""
+        """Yields the leaves of all parts."""
         return itertools.chain.from_iterable(part.leaves() for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Not(Condition):
-    """A condition that is not met."""
+    """A negated condition."""
 
     part: Condition
 
     def mask(self, source: Columns) -> pa.BooleanArray:
-        """Marks the rows of R that meet it; null where that is unknown."""
+        """Marks the rows that meet the condition: bool[R], null if unknown."""
         return pc.invert(self.part.mask(source))
 
     def leaves(self) -> Iterable[Leaf]:
-        """Those of the condition."""
+        """Yields the leaves of the negated condition."""
         return self.part.leaves()
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A condition on rows, and what it was written as."""
+    """A condition on rows, with its original text."""
 
     text: str
     condition: Condition
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it looks at."""
+        """The columns that the condition reads."""
         return tuple(dict.fromkeys(leaf.column for leaf in self.condition.leaves()))
 
     def keep(self, read: Callable[[str], pa.Array], notation: Notation | None = None) -> Bools:
-        """bool[R]: which rows meet the condition.
+        """Returns bool[R]: marks the rows that meet the condition.
 
         Raises:
-            DataError: values that cannot be compared as it is written.
+            DataError: values that cannot be compared as the condition says.
         """
         return _kept(self.condition, Columns(read, notation), self.text)
 
     def troubles(self, types: Mapping[str, pa.DataType]) -> Iterator[str]:
-        """Yields one error per column whose type does not go with the condition."""
+        """Yields one error per column whose type does not fit the condition."""
         for leaf in self.condition.leaves():
             if trouble := leaf.trouble(types[leaf.column]):
                 yield f"{leaf.column!r} of {self.text}: {trouble}"
 
     def joined(self, text: str, condition: Condition) -> Where:
-        """Both conditions."""
+        """Joins this condition and another condition with "and"."""
         return Where(f"{self.text}, {text}", Joined("and_kleene", (self.condition, condition)))
 
 
@@ -244,7 +247,7 @@ def _kept(condition: Condition, source: Columns, where: str) -> Bools:
 
 
 def _comparable(array: pa.Array, value: Value, notation: Notation | None) -> tuple[pa.Array, pa.Scalar]:
-    """A column and a value, in types that can be compared."""
+    """Casts a column and a value to types that can be compared."""
     array = columns.plain(array)
     kind = array.type
     if times.is_time(kind):
@@ -272,17 +275,17 @@ def _trouble(kind: pa.DataType, value: Value) -> str | None:
     if times.is_time(kind):
         if isinstance(value, str) and times.moment(value, kind) is not None:
             return None
-        return f"{value!r} is no time as {kind} has: write '2024-05-01', or '2024-05-01 12:30:00'"
+        return f"{value!r} is not a time, which {kind} needs: write '2024-05-01', or '2024-05-01 12:30:00'"
     if word == "strings":
-        return None if isinstance(value, str) else f"{value!r} beside strings: put it in quotes"
+        return None if isinstance(value, str) else f"{value!r} is compared with strings: put it in quotes"
     if not columns.is_number(word):
         return f"{kind} cannot be compared: expected numbers, strings, times or dates"
     if not isinstance(value, str) or word == "nulls":
         return None
     if word == "booleans":
-        return f"{value!r} beside booleans: write true or false, without quotes"
+        return f"{value!r} is compared with booleans: write true or false, without quotes"
     number = columns.number_of(value.encode())
-    return f"{value!r} beside {word}: {'compare with a number' if number is None else f'write {number:g}, without quotes'}"
+    return f"{value!r} is compared with {word}: {'compare with a number' if number is None else f'write {number:g}, without quotes'}"
 
 
 EXAMPLE = "\"country in ['NL', 'BE'] and price > 0\""
@@ -299,7 +302,7 @@ _OF_OTHERS = {
     r"(?i)\w\s+(between)\s+\S+\s+and\b": "low <= column and column <= high", r"(?i)\w\s+(like)\s+''": "== or in, with whole values",
     r"&&?": "and", r"\|\|?": "or", "~": "not", r"\bAND\b": "and", r"\bOR\b": "or", r"\bNOT\b": "not", "=>": ">=", "=<": "<=", "<>": "!=", "(?<![=!<>:])=(?![=<>])": "==",
 }  # fmt: skip
-"""A pattern of an operator of other languages → what it is here."""
+"""A pattern of an operator of other languages → the operator of this grammar."""
 _QUOTED = r"""column\(\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\s*\)"""
 _LEFT = re.compile(rf"\s*(?:{_QUOTED}|([^=<>!]+?))\s*(?:==|!=|<=|>=|<|>|(?<=[\s)])in\b)", re.DOTALL)
 """The column of a label's condition, which needs no quotes, and the operator."""
@@ -310,7 +313,7 @@ def parse_where(text: str) -> Where:
     """Parses a condition on rows.
 
     Raises:
-        ConfigError: not a condition; says which part is not, with an example of one.
+        ConfigError: not a condition. The error names the faulty part and gives an example.
     """
     where = f"where = {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'!r}"
     try:
@@ -319,15 +322,15 @@ def parse_where(text: str) -> Where:
         reason = f"{error}; expected a condition such as {EXAMPLE}{_instead(text, '; ')}"
     except _UNREADABLE as error:
         place = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
-        reason = f"cannot be read{place}{_instead(text)}; expected a condition on columns, as {EXAMPLE}"
+        reason = f"cannot be read{place}{_instead(text)}; expected a condition on columns, such as {EXAMPLE}"
     raise ConfigError(f"{where}: {reason}")
 
 
 def parse_condition(label: str, text: str, option: str = "derive") -> Leaf:
-    """Parses the condition of a derived label, or of a label's mask: one comparison.
+    """Parses the condition of a derived label or of a label's mask: a single comparison.
 
     Raises:
-        ConfigError: not a comparison, with an example of one.
+        ConfigError: not a comparison. The error gives an example.
     """
     where, left, reason = f"labels: {option} {label!r} = {text!r}", _LEFT.match(text), ""
     if left and left[1]:
@@ -347,7 +350,7 @@ def parse_mask(label: str, text: str) -> Leaf:
     """Parses the mask of a label: a condition, or the name of a column of 0 and 1.
 
     Raises:
-        ConfigError: a condition that cannot be understood.
+        ConfigError: a condition that cannot be parsed.
     """
     if re.fullmatch(rf"\s*{_QUOTED}\s*", text, re.DOTALL):
         return Flag(_column(_tree(text)), "equal", 1)
@@ -355,19 +358,19 @@ def parse_mask(label: str, text: str) -> Leaf:
 
 
 def column_text(name: str) -> str:
-    """Writes the name of a column as conditions read it: as it is, or as ``column('any name')``."""
+    """Writes a column name as conditions read it: unchanged, or as ``column('any name')``."""
     left = _LEFT.match(f"{name} ==")
     return name if left and left[1] == name and left[0] == f"{name} ==" else f"column({name!r})"
 
 
 def _tree(text: str) -> ast.expr:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in text, which Python would have a word on
+        warnings.simplefilter("ignore")  # Python warns about escapes in text
         return ast.parse(text.strip(), mode="eval").body
 
 
 def _instead(text: str, before: str = ": ") -> str:
-    """The words for an operator of other languages; empty where there is none."""
+    """Returns a hint that replaces an operator of another language. Empty if the text has none."""
     outside = re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", "''", text)
     for theirs, ours in _OF_OTHERS.items():
         if found := re.search(theirs, outside):
@@ -386,13 +389,13 @@ def _condition(node: ast.expr) -> Condition:
             sides = [node.left, *node.comparators]
             parts = tuple(map(_comparison, sides, node.ops, sides[1:]))
             return parts[0] if len(parts) == 1 else Joined("and_kleene", parts)
-    raise _refused(node, "is no comparison")
+    raise _refused(node, "is not a comparison")
 
 
 def _comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Condition:
     if isinstance(operator, ast.Is | ast.IsNot):
         if not (isinstance(right, ast.Name | ast.Constant) and _value(right) is None):
-            raise _refused(right, "is not null, the one word after 'is' and 'is not'")
+            raise _refused(right, "is not null, the only word allowed after 'is' and 'is not'")
         missing = Missing(_column(left))
         return missing if isinstance(operator, ast.Is) else Not(missing)
     if isinstance(operator, ast.In | ast.NotIn):
@@ -422,13 +425,13 @@ def _column(node: ast.expr) -> str:
             return name
         case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]):
             return name
-    raise _refused(node, "is no column: expected a name, or column('any name')")
+    raise _refused(node, "is not a column: expected a name, or column('any name')")
 
 
 def _known(node: ast.expr) -> Value:
     value = _value(node)
     if value is None:
-        raise _refused(node, "is compared: write 'is null', or 'is not null'")
+        raise _refused(node, "cannot be compared: write 'is null', or 'is not null'")
     return value
 
 
@@ -444,7 +447,7 @@ def _value(node: ast.expr) -> Value | None:
             op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as value)
         ) if not isinstance(value, bool) and value < 1 << 64:
             return value if isinstance(sign, ast.UAdd) else -value
-    raise _refused(node, "is no value: expected a number, 'text' in quotes, true or false")
+    raise _refused(node, "is not a value: expected a number, 'text' in quotes, true or false")
 
 
 def _refused(node: ast.expr, why: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""One unit of columns to decoded rows, bad rows found on the way.
+"""Decodes the columns of one unit into rows, and finds bad rows.
 
 Shapes: R rows, X numeric features, T labels, M values of one feature.
 """
@@ -31,7 +31,7 @@ NUMBER = "a label that is a finite number"
 
 
 def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, list[BadRow]]:
-    """Decodes the rows of a unit that meet the plan's condition, and returns its bad rows, in order."""
+    """Decodes the rows of a unit that meet the plan's condition. Also returns the bad rows, in order."""
     reader = _ColumnReader(chosen(unit, plan), plan)
     labels = [reader.label(name) for name in plan.labels]
     are_weighted = labels and plan.schema.labels.are_weighted
@@ -48,7 +48,7 @@ def decode(unit: Unit, plan: ReadPlan, buffers: Buffers) -> tuple[DecodedRows, l
 
 
 def chosen(unit: Unit, plan: ReadPlan) -> Unit:
-    """The rows of a unit that are to be read, texts that mean a missing value made null."""
+    """Returns the rows of a unit that meet the plan's condition, with null for texts that mean a missing value."""
     if plan.null_values:
         arrays = (columns.without_texts(columns.flat(each), plan.null_values) for each in unit.table.columns)
         unit = replace(unit, table=pa.table(list(arrays), unit.table.column_names))
@@ -65,7 +65,7 @@ def chosen(unit: Unit, plan: ReadPlan) -> Unit:
 
 
 class _ColumnReader:
-    """Reads columns of one unit, noting the rows whose values cannot be used."""
+    """Reads the columns of one unit, and notes rows with unusable values."""
 
     def __init__(self, unit: Unit, plan: ReadPlan) -> None:
         self._unit = unit
@@ -74,7 +74,7 @@ class _ColumnReader:
         self._mismatches: list[tuple[I64, str, str]] = []
 
     def bags(self, feature: Categorical | Sequence) -> BagColumn:
-        """The ids of a feature, its weights, cut to its maximum length."""
+        """Returns the ids and weights of a feature, cut to its maximum length."""
         if isinstance(feature, Categorical) and feature.bucketize:
             return BagColumn(self._buckets(feature.source, feature.bucketize))
         if isinstance(feature, Categorical) and feature.transform:
@@ -110,7 +110,7 @@ class _ColumnReader:
         return bags
 
     def _pieces(self, feature: Categorical | Sequence, column: str) -> tuple[pa.Array, I64 | None]:
-        """M values of a feature's bags, and offsets int64[R+1] into them; None where each row is one value."""
+        """Returns M values of a feature's bags, and their offsets int64[R+1], or None if each row is one value."""
         array, offsets = self._column(column), None
         if feature.list_format:
             values, offsets, good = lists.in_brackets(array)
@@ -122,7 +122,7 @@ class _ColumnReader:
         return values, offsets
 
     def _expect_each(self, good: Bools, column: str, offsets: I64 | None, expected: str) -> None:
-        """Notes the rows with a value, of bool[M], that is not good."""
+        """Notes the rows that contain a value that is not good. ``good`` is bool[M]."""
         if good.all():
             return
         values = np.flatnonzero(~good)
@@ -136,7 +136,7 @@ class _ColumnReader:
         return ids if null is None else np.where(null, NULL_ID, ids)
 
     def _weights(self, feature: Categorical, column: str, bounds: I64) -> F32:
-        """float32[M], one weight per id; rows whose weights do not match their ids are bad."""
+        """Returns float32[M], one weight per id. Rows whose weights do not match their ids are bad."""
         values, offsets = self._pieces(feature, column)
         weights = _narrow(columns.numbers(values, self._plan.notation)[0])
         num_rows = len(bounds) - 1
@@ -154,7 +154,7 @@ class _ColumnReader:
         return aligned
 
     def numeric(self, feature: Numeric) -> F32:
-        """float32[R], transformed; null is 0, or NaN where it waits to be standardized."""
+        """Returns float32[R], transformed. Null becomes 0, or NaN if the feature is standardized later."""
         log1p = "log1p" in feature.transform
         if feature.part_of_time:
             values, null = self._part_of_time(feature)
@@ -170,26 +170,27 @@ class _ColumnReader:
         return np.where(null, np.float32(np.nan if "standardize" in feature.transform else 0.0), narrow)
 
     def _part_of_time(self, feature: Categorical | Numeric) -> tuple[NDArray[Any], Bools | None]:
-        """The hour or the weekday, int64[R], and bool[R] where there is none."""
+        """Returns the hour or the weekday, int64[R], and bool[R] that marks missing values."""
         unit = feature.time_unit or "s"
         array = self._column(feature.source)
         values, null, good = times.part_of_time(array, feature.part_of_time or "hour", unit)
-        mend = "" if feature.time_unit else "; time_unit = 'ms' counts others"
+        mend = "" if feature.time_unit else "; time_unit = 'ms' sets another unit"
         self._expect(
             good, feature.source, f"a time before 2200, as '2024-05-01 12:30:00' or {unit} since 1970{mend}"
         )
         return values, null
 
     def label(self, name: str) -> tuple[F32, F32]:
-        """Values and weights of a label, float32[R] each; where it does not count, both are 0.
+        """Returns the values and the weights of a label, float32[R] each. Both are 0 for a label that does not count.
 
-        A value is in [0, 1], of a derived label 1 where its condition holds, and any number where the loss takes it.
+        A value is in [0, 1]. The value of a derived label is 1 if its condition holds. If the loss allows it, a value
+        is any number.
         """
         plan, options = self._plan, self._plan.schema.labels
         counts = np.ones(self._unit.table.num_rows, np.bool_)
         may_be_absent = options.missing == "skip"
         if name in plan.masks:
-            expected = "0 or 1, as masks are" if isinstance(plan.masks[name], Flag) else "a value to tell by"
+            expected = "0 or 1 in a mask" if isinstance(plan.masks[name], Flag) else "a value for the mask"
             counts, _ = self._holds(plan.masks[name], counts, expected, may_be_absent=may_be_absent)
         if name in plan.conditions:
             condition = plan.conditions[name]
@@ -214,7 +215,10 @@ class _ColumnReader:
         return values, np.where(counts, weights, np.float32(0))
 
     def _numbers(self, column: str) -> tuple[F64, Bools]:
-        """A column as float64[R], NaN where there is no number; bool[R] where there is nothing, or a NaN spelled out."""
+        """Returns a column as float64[R], NaN if there is no number, and bool[R] that marks missing values.
+
+        A NaN that is spelled out counts as missing.
+        """
         values, null = columns.numbers(self._column(column), self._plan.notation)
         absent = np.isnan(values)
         if columns.is_string(self._column(column).type):
@@ -225,7 +229,10 @@ class _ColumnReader:
     def _holds(
         self, condition: Leaf, looked_at: Bools, expected: str, *, may_be_absent: bool
     ) -> tuple[Bools, Bools]:
-        """Whether a condition holds, bool[R], and whether there is nothing to tell by; rows that are not looked at are not bad."""
+        """Returns whether a condition holds, bool[R], and whether its value is missing, bool[R].
+
+        Rows outside ``looked_at`` are never bad.
+        """
         column = condition.column
         array = columns.plain(self._column(column))
         absent = np.zeros(len(array), np.bool_)
@@ -233,7 +240,7 @@ class _ColumnReader:
         if condition.on_strings:
             null = columns.null_mask(array)
             absent = absent if null is None else null
-        elif columns.kind_of(array.type) != "integers" or array.null_count:  # others are exact beyond 2⁵³
+        elif columns.kind_of(array.type) != "integers" or array.null_count:  # integers stay exact beyond 2⁵³
             values, absent = self._numbers(column)
             array, good = pa.array(values), ~np.isnan(values) | absent
         holds = condition.holds(array) & ~absent
@@ -243,14 +250,14 @@ class _ColumnReader:
         return holds, absent
 
     def example_weights(self, column: str, looked_at: Bools | None = None) -> F32:
-        """float32[R], each finite and not negative, where they are looked at."""
+        """Returns weights as float32[R]. Each weight within ``looked_at`` is finite and not negative."""
         weights = _narrow(columns.numbers(self._column(column), self._plan.notation)[0])
         good = np.isfinite(weights) & (weights >= 0.0)
         self._expect(good if looked_at is None else good | ~looked_at, column, "a finite weight ≥ 0")
         return weights
 
     def kept(self) -> pa.Table:
-        """The columns to keep as they are; those of text files as strings."""
+        """Returns the columns that are kept unchanged. Columns of text files are strings."""
         if not self._unit.is_text:
             return table_without_views(self._unit.table.select(self._plan.keep)).combine_chunks()
         return pa.table({name: self._text(name) for name in self._plan.keep})
@@ -265,11 +272,11 @@ class _ColumnReader:
             words = array.fill_null(b"").to_pylist()
             text = [word.decode("utf-8", "replace") for word in words]
             good = [word == read.encode() for word, read in zip(words, text, strict=True)]
-            self._expect(np.array(good), name, "UTF-8 text, or data.encoding = 'cp1252' or another")
+            self._expect(np.array(good), name, "UTF-8 text, or another data.encoding, such as 'cp1252'")
             return pa.array([read or None for read in text], type=pa.string())
 
     def side_by_side(self, parts: list[F32], buffers: Buffers) -> F32:
-        """Columns of float32[R] as float32[R, ·]; by blocks of rows, as a block stays in cache."""
+        """Puts columns of float32[R] side by side, in blocks of rows that stay in cache: float32[R, ·]."""
         if len(parts) == 1:
             return parts[0][:, None]
         num_rows = self._unit.table.num_rows
@@ -281,7 +288,7 @@ class _ColumnReader:
         return matrix
 
     def bad_rows(self) -> tuple[Bools | None, list[BadRow]]:
-        """bool[R] of the rows that can be used, None for all; and the bad ones, those not in the table included."""
+        """Returns bool[R] that marks usable rows, None if all are usable, and all bad rows of the unit."""
         if not self._mismatches:
             return None, sorted(self._unit.bad)
         unit, bad = self._unit, list(self._unit.bad)
@@ -294,7 +301,7 @@ class _ColumnReader:
                 if expected == LABEL and self._is_word(column, row):
                     message += f"; derive it, as in derive = {{ {column} = \"{column} == 'yes'\" }}"
                 if expected in (LABEL, NUMBER) and self._is_nothing(column, row):
-                    message += "; where labels may be missing, set labels.missing = 'skip'"
+                    message += "; if labels may be missing, set labels.missing = 'skip'"
                 if (word := self._value(column, row)) in _NULL_WORDS:
                     message += f"; null_values = [{word.decode()!r}] makes it missing"
                 bad.append(BadRow(int(unit.numbers[row]), reason, message))
@@ -320,7 +327,7 @@ class _ColumnReader:
         return f"= {text if len(text) <= 60 else text[:57] + '...'}"
 
     def _expect(self, good: Bools, column: str, expected: str) -> None:
-        """Notes the rows that are not good; ``expected`` says what their ``column`` should have held."""
+        """Notes the rows that are not good. ``expected`` describes a valid value of the ``column``."""
         if not good.all():
             self._mismatches.append((np.flatnonzero(~good), column, expected))
 
@@ -335,5 +342,5 @@ class _ColumnReader:
 
 
 def _narrow(values: NDArray[Any]) -> F32:
-    with np.errstate(over="ignore"):  # what does not fit becomes inf, and is found
+    with np.errstate(over="ignore"):  # a number that is too large becomes inf, and a later check finds it
         return values.astype(np.float32, copy=False)

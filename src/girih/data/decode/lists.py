@@ -1,4 +1,4 @@
-"""Cells of text that are lists, or pairs of an id and its weight, to values.
+"""Parses cells of text that are lists, or pairs of an id and its weight.
 
 Shapes: R rows, M values in their lists.
 """
@@ -33,10 +33,10 @@ _ITEM = re.compile(
 
 
 def in_brackets(array: pa.Array) -> tuple[pa.Array, I64, Bools]:
-    """The values of R lists in brackets, as JSON, Python and NumPy write them: ``[1, 2]``, ``['a', 'b']``, ``[1 2]``.
+    """Parses R lists in brackets, as JSON, Python and NumPy write them: ``[1, 2]``, ``['a', 'b']``, ``[1 2]``.
 
     Returns:
-        M values as text; offsets int64[R+1]; bool[R], whether a row is such a list, or null, which is an empty one.
+        M values as text; offsets int64[R+1]; bool[R], True if a row is such a list, or null, which is an empty list.
     """
     words = pc.replace_substring_regex(columns.string_values(array), _CALL, rb"\1\2")
     plain = pc.match_substring_regex(words, _PLAIN)
@@ -75,7 +75,7 @@ def in_brackets(array: pa.Array) -> tuple[pa.Array, I64, Bools]:
 
 
 def _items(cell: str) -> list[str | None] | None:
-    """The items of one list; None if it is none."""
+    """Parses the items of one list. Returns None if the cell is not a list."""
     cell = cell.strip()
     if len(cell) < 2 or cell[0] + cell[-1] not in ("[]", "()", "{}"):
         return None
@@ -87,7 +87,7 @@ def _items(cell: str) -> list[str | None] | None:
         single, double, word = match.groups()
         try:
             item = word if word else json.loads(double) if double else ast.literal_eval(single)
-        except ValueError:  # of Python, in double quotes
+        except ValueError:  # a Python string in double quotes
             item = ast.literal_eval(double)
         items.append(None if word in _MISSING else _BOOLEANS.get(item, item) if word else item)
         at = match.end()
@@ -97,10 +97,10 @@ def _items(cell: str) -> list[str | None] | None:
 def ids_and_weights(
     words: pa.Array, separator: str, notation: Notation | None = None
 ) -> tuple[pa.Array, F32, Bools]:
-    """Strings such as ``7:0.5`` as an id and a weight, split at the last separator.
+    """Splits strings such as ``7:0.5`` into an id and a weight, at the last separator.
 
     Returns:
-        M ids as text; weights float32[M]; bool[M], whether each is an id and a finite weight.
+        M ids as text; weights float32[M]; bool[M], True for an id with a finite weight.
     """
     words = columns.string_values(words)
     good = pc.match_substring(words, separator).fill_null(False)
@@ -115,10 +115,10 @@ def ids_and_weights(
 
 
 def ids_of_floats(array: pa.Array) -> tuple[I64, Bools]:
-    """Ids that may be written as floats, as pandas writes integers beside missing ones: 7.0 is the id 7.
+    """Parses ids that may be written as floats: 7.0 is the id 7. pandas writes integers as floats if some are missing.
 
     Returns:
-        int64[M]; bool[M], whether each is an id: a whole number, where it is a float.
+        int64[M]; bool[M], False for a float that is not a whole number.
     """
     array = columns.plain(array)
     if pa.types.is_floating(array.type):
@@ -138,7 +138,7 @@ def ids_of_floats(array: pa.Array) -> tuple[I64, Bools]:
 
 
 def without_padding(bags: BagColumn, padding_id: int | str) -> BagColumn:
-    """Bags without an id that means none; where each row has one id it is missing there."""
+    """Drops the padding id from bags. If each row has one id, padding becomes a missing id."""
     ids, offsets, weights = bags
     padding = columns.scalar_ids(pa.array([str(padding_id)]))[0][0]
     is_padding = ids == padding

@@ -1,6 +1,7 @@
-"""Times in columns: Arrow's own, numbers since 1970, and text as ISO 8601 writes it.
+"""Times in columns: Arrow times, numbers since 1970, and ISO 8601 text.
 
-A time without a zone is taken as it stands; one with a zone in an Arrow type is of that zone, one with an offset in text of UTC.
+A time without a zone is taken unchanged. A time of an Arrow type with a zone is in this zone. Text with an offset is
+converted to UTC.
 
 Shapes: R rows.
 """
@@ -20,24 +21,25 @@ from girih.errors import DataError
 from girih.kernels.cpu.arrays import F64, I64, Bools
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-LATEST_S = 7_258_118_400  # 2200: what is later was counted in another unit
+LATEST_S = 7_258_118_400  # 2200: later times were counted in another unit
 _EARLIEST_S, _LAST_S = 631_152_000, 4_102_444_800  # 1990 and 2100
 YEAR_S = 31_557_600
 _DAY_S = 86_400
-_THURSDAY = 3  # 1970-01-01 was one; Monday is 0
+_THURSDAY = 3  # 1970-01-01 was a Thursday; Monday is 0
 _US = pa.timestamp("us")
 Part = Literal["hour", "weekday"]
 Order = Literal["number", "time"]
 
 
 def part_of_time(array: pa.Array, part: Part, unit: str) -> tuple[I64, Bools | None, Bools]:
-    """The hour, 0 to 23, or the weekday, 0 (Monday) to 6, of times.
+    """Returns the hour, 0 to 23, or the weekday, 0 (Monday) to 6, of times.
 
     Args:
-        unit: of numbers, which count from 1970.
+        unit: the unit of numbers, which count from 1970.
 
     Returns:
-        int64[R]; bool[R] where there is nothing, or None if that is nowhere; bool[R] where there is a time, or nothing.
+        int64[R]; bool[R] that marks missing values, or None if there are none; bool[R] that marks valid times and missing
+        values.
     """
     array = columns.plain(array)
     if is_time(array.type):
@@ -59,13 +61,13 @@ def part_of_time(array: pa.Array, part: Part, unit: str) -> tuple[I64, Bools | N
 
 
 def ordinals(array: pa.Array, column: str, order: Order | None = None) -> tuple[NDArray[Any], Order]:
-    """Numbers by which rows can be put in order: int64[R] or float64[R] of numbers, int64[R] microseconds of times.
+    """Returns numbers that sort the rows: int64[R] or float64[R] for numbers, int64[R] microseconds for times.
 
     Args:
-        order: what text is read as; None: numbers if all of it are, else times.
+        order: how to read text. None: as numbers if all texts are numbers, else as times.
 
     Raises:
-        DataError: a value is missing, or is neither.
+        DataError: a value is missing, or is neither a number nor a time.
     """
     array = columns.plain(array)
     if is_time(array.type):
@@ -86,19 +88,22 @@ def ordinals(array: pa.Array, column: str, order: Order | None = None) -> tuple[
 
 
 def order_of(kind: pa.DataType) -> Order | None:
-    """The order of an Arrow type's values; None for text, which may have either."""
+    """Returns the order of an Arrow type's values. Returns None for text, which may have either order."""
     if columns.is_string(kind):
         return None
     return "time" if is_time(kind) else "number"
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """True for timestamps and dates."""
+    """Returns whether a type is a timestamp or a date."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def moment(text: str, kind: pa.DataType) -> pa.Scalar | None:
-    """A time in text as a scalar of an Arrow type of times; None where it is none. Without an offset it is UTC, where a zone matters."""
+    """Parses a time in text as a scalar of an Arrow type. Returns None if the text is not a time.
+
+    If the type has a zone, text without an offset is UTC.
+    """
     try:
         if getattr(kind, "tz", None) is None:
             return pa.scalar(text).cast(kind)
@@ -110,10 +115,10 @@ def moment(text: str, kind: pa.DataType) -> pa.Scalar | None:
 
 
 def doubt(array: pa.Array, unit: str | None = None) -> str | None:
-    """Says why the times of a column are implausible; None if they are not.
+    """Says why the times of a column are implausible. Returns None if they are plausible.
 
     Args:
-        unit: of numbers; None: any unit in which one of them is a time from 1990 to 2100.
+        unit: the unit of numbers. None: any unit that turns one of the numbers into a time from 1990 to 2100.
     """
     array = columns.plain(array)
     if is_time(array.type):
@@ -143,11 +148,11 @@ def _plausible(seconds: F64) -> Bools:
 
 
 def text_times(words: pa.Array) -> tuple[I64, Bools]:
-    """Microseconds since 1970, int64[R], of text as ISO 8601 writes it; bool[R], whether it is such, which null is too."""
+    """Parses ISO 8601 text. Returns microseconds since 1970, int64[R], and bool[R], True for valid or null text."""
     text = words.cast(pa.string(), safe=False)
     try:
         return text.cast(_US).fill_null(0).cast(pa.int64()).to_numpy(), np.ones(len(text), np.bool_)
-    except pa.ArrowInvalid:  # offsets, or some that is no time
+    except pa.ArrowInvalid:  # some text has an offset, or is not a time
         found = [0 if word is None else _microseconds(word) for word in text.cast(pa.binary()).to_pylist()]
     read = np.array([each is not None for each in found], np.bool_)
     return np.array([each or 0 for each in found], np.int64), read
@@ -166,7 +171,7 @@ def _whole(values: NDArray[Any], missing: Bools | None, column: str) -> NDArray[
     if missing is not None and missing.any():
         number = int(np.count_nonzero(missing))
         raise DataError(
-            f"column {column!r}: {number:,} of {len(values):,} rows read together have no number or time, which data.split needs in"
-            f' each; add where = "{column} is not null", or mend them'
+            f"column {column!r}: {number:,} of {len(values):,} rows read together have no number or time, but data.split needs one in"
+            f' each; add where = "{column} is not null", or fix them'
         )
     return values

@@ -1,7 +1,8 @@
-"""Arrow data: tables in memory, of which a unit is a slice, and pyarrow datasets, of which a unit is a row group or a file.
+"""Arrow data: tables in memory, and pyarrow datasets.
 
-Whatever gives its rows as an Arrow C stream is read once and held as a table: a stream has no second pass, and training needs
-several. Containers (pandas, Polars) hand their own buffers over, so that holding them takes no copy.
+A unit of a table is a slice. A unit of a dataset is a row group or a file. girih reads any other Arrow C stream once
+and holds it as a table, because a stream allows one pass and training needs several. Containers (pandas, Polars) pass
+on their own buffers, so the table takes no copy.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
 
 PART_ROWS = 1 << 20
-"""Rows of a unit: as many as pyarrow puts into a row group of Parquet."""
+"""Rows of a unit: the same as pyarrow's row groups of Parquet."""
 LOADED_BYTES = 256 << 20
-"""A table of at most so many bytes goes to a loader, in another process."""
+"""Largest table that is sent to a loader, in another process."""
 _SAMPLED_ROWS = 16
 _TABLE = "the Arrow table"
 
 
 def arrow_source(data: object) -> Source:
-    """The source of whatever holds Arrow data: see :func:`girih.read_arrow`.
+    """Returns the source of any object that holds Arrow data; see :func:`girih.read_arrow`.
 
     Raises:
-        ConfigError: an object that holds none, or holds it in a way that cannot be read again.
+        ConfigError: an object without Arrow data, or one that cannot be read twice.
         DataError: no rows.
     """
-    import pyarrow.dataset as pads  # which imports pandas, where that is installed
+    import pyarrow.dataset as pads  # imports pandas if it is installed
 
     if isinstance(data, pads.Dataset) and not isinstance(data, pads.InMemoryDataset):
         return FragmentSource(data)
@@ -52,7 +53,7 @@ class TableSource(Source):
     """A ``pyarrow.Table`` in memory, in parts of :data:`PART_ROWS`.
 
     Args:
-        where: its name in errors.
+        where: name of the table in errors.
 
     Raises:
         DataError: no rows.
@@ -68,12 +69,12 @@ class TableSource(Source):
         self.identity = f"arrow/{table.num_rows}/{PART_ROWS}/{_digest(self._table)}"
 
     def check(self, plan: ReadPlan) -> None:
-        """Refuses a table that lacks a column, or holds it in a type that does not serve."""
+        """Refuses a table that lacks a column, or has a column of an unusable type."""
         plan.check_names(self._table.column_names, self._where)
         plan.check_types({name: self._table.schema.field(name).type for name in plan.columns}, self._where)
 
     def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
-        """Yields slices of the table in the order given, from ``start.part`` on; nothing is copied."""
+        """Yields slices of the table in the given order, from ``start.part`` on. Copies nothing."""
         columns = self._table.select(list(plan.columns))
         for part in range(start.part, len(order)):
             first = int(order[part]) * PART_ROWS
@@ -82,10 +83,10 @@ class TableSource(Source):
             yield Unit(rows, self._where, Cursor(part + 1), numbers)
 
     def __reduce__(self) -> tuple[Callable[[bytes], TableSource], tuple[bytes]]:
-        """A table goes to another process as an Arrow stream, if it is small."""
+        """Sends a small table to another process as an Arrow stream. Refuses a large table."""
         if _num_bytes(self._table) > LOADED_BYTES:
             raise ConfigError(
-                f"read_arrow: a table of {_num_bytes(self._table) >> 20:,} MiB is in this process, and a loader, which is another, takes"
+                f"read_arrow: a table of {_num_bytes(self._table) >> 20:,} MiB cannot go to a loader, which is another process and takes"
                 f" at most {LOADED_BYTES >> 20} MiB; give a pyarrow dataset or read_parquet, or use a strategy without loaders"
             )
         stream = io.BytesIO()
@@ -97,7 +98,7 @@ class TableSource(Source):
 def _num_bytes(table: pa.Table) -> int:
     try:
         return int(table.nbytes)
-    except pa.ArrowTypeError:  # string views, before pyarrow 24: the buffers of all rows, if this is a slice
+    except pa.ArrowTypeError:  # string views before pyarrow 24: a slice counts the buffers of all rows
         return int(table.get_total_buffer_size())
 
 
@@ -105,7 +106,7 @@ class FragmentSource(Source):
     """A pyarrow dataset of files: row groups of Parquet one by one, other files whole.
 
     Raises:
-        ConfigError: a dataset that is filtered. DataError: no rows, or a file that cannot be read.
+        ConfigError: a filtered dataset. DataError: no rows, or a file that cannot be read.
     """
 
     def __init__(self, data: pads.Dataset) -> None:
@@ -139,13 +140,13 @@ class FragmentSource(Source):
         self.identity = "arrow-dataset/" + digest(repr(paths))
 
     def check(self, plan: ReadPlan) -> None:
-        """Refuses a dataset that lacks a column, or holds it in a type that does not serve."""
+        """Refuses a dataset that lacks a column, or has a column of an unusable type."""
         where = "the pyarrow dataset"
         plan.check_names(self._schema.names, where)
         plan.check_types({name: self._schema.field(name).type for name in plan.columns}, where)
 
     def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
-        """Yields the fragments in the order given, from ``start.part`` on."""
+        """Yields the fragments in the given order, from ``start.part`` on."""
         for part in range(start.part, len(order)):
             fragment, first = self._fragments[order[part]]
             path = _path(fragment)
@@ -158,7 +159,7 @@ class FragmentSource(Source):
 
 
 def _table_of(data: object) -> pa.Table:
-    """The rows of a container or a stream as one table."""
+    """Returns the rows of a container or a stream as one table."""
     import pyarrow.dataset as pads
 
     try:
@@ -177,12 +178,12 @@ def _table_of(data: object) -> pa.Table:
             and hasattr(type(data), "__len__")
             and not isinstance(data, Mapping)
         ):
-            rows: Any = data  # of Hugging Face; without a selection these are the table that it maps
+            rows: Any = data  # Hugging Face; without a selection, these rows are the table that it maps
             return rows.with_format("arrow")[:]
     except REFUSED as error:
-        raise ConfigError(f"data: {_name(data)} is no table of columns: {one_line(error)}") from None
+        raise ConfigError(f"data: {_name(data)} is not a table of columns: {one_line(error)}") from None
     raise ConfigError(
-        f"data: {_name(data)}: expected columns as Arrow has them: a pyarrow table, record batches, a reader of them or a dataset,"
+        f"data: {_name(data)}: expected columns of Arrow data: a pyarrow table, record batches, a reader of them or a dataset,"
         f" a pandas or Polars DataFrame, a DuckDB relation, a Hugging Face dataset{_mend(data)}"
     )
 
@@ -198,33 +199,33 @@ def _name(data: object) -> str:
 
 def _mend(data: object) -> str:
     if isinstance(data, str):
-        return "; for files there is read_parquet and its siblings"
+        return "; for files, use read_parquet or another reader"
     if isinstance(data, Mapping) and any(
         isinstance(each, list | tuple | np.ndarray) for each in data.values()
     ):
-        return "; pyarrow.table(data) makes one of a dict of columns"
+        return "; pyarrow.table(data) makes a table from a dict of columns"
     if isinstance(data, list) and data and isinstance(data[0], Mapping):
-        return "; pyarrow.Table.from_pylist(data) makes one of a list of rows"
+        return "; pyarrow.Table.from_pylist(data) makes a table from a list of rows"
     if isinstance(data, Mapping):
         return f"; take one of its parts, as data[{next(iter(data), 'train')!r}]"
     if hasattr(data, "collect"):
         return "; collect() it"
     if hasattr(type(data), "with_format"):
-        return "; one that is streamed cannot be read again: load it without streaming"
+        return "; a streamed dataset cannot be read again: load it without streaming"
     if isinstance(data, Iterator):
-        return "; data are passed over several times, so an iterator does not serve"
+        return "; training reads data several times, and an iterator allows one pass"
     return ""
 
 
 def _digest(table: pa.Table) -> str:
-    """A digest of some rows and of all names: of rows in another order it is most likely another."""
+    """Returns a digest of all names and some rows. It most likely changes if the rows change their order."""
     places = sorted({place * (table.num_rows - 1) // (_SAMPLED_ROWS - 1) for place in range(_SAMPLED_ROWS)})
     rows = [table.slice(place, 1).to_pylist() for place in places]
     return digest(repr([table.column_names, rows]))
 
 
 def _decoded(rows: pa.Table) -> pa.Table:
-    """Rows whose dictionaries are larger than they are, as of a whole table's categories, as plain values."""
+    """Decodes dictionaries that are larger than their columns, such as slices of a table with categories."""
     for place, column in enumerate(rows.columns):
         if pa.types.is_dictionary(column.type) and (
             column.num_chunks > 1 or (column.num_chunks and len(column.chunk(0).dictionary) > len(column))
@@ -246,7 +247,7 @@ def _row_groups(file: pads.Fragment) -> list[pads.Fragment]:
 
 
 def _num_rows(fragment: pads.Fragment) -> int | None:
-    """Rows of a row group; None for other files, whose rows nobody has counted."""
+    """Returns the number of rows of a row group. Returns None for other files, whose rows are not counted."""
     import pyarrow.dataset as pads
 
     if not isinstance(fragment, pads.ParquetFileFragment):

@@ -1,7 +1,7 @@
-"""CSV and its kin: Arrow splits lines into cells, all of them strings, and one rule reads their values.
+"""Delimited text such as CSV: Arrow splits lines into cells of strings, and one rule reads their values.
 
-Values contain line breaks only if that is asked for: these are another byte until lines are split. So is a separator of several
-characters. Blank lines are passed over.
+Cells contain line breaks only with ``quoted_line_breaks``. Another byte replaces these line breaks until lines are
+split. Another byte also replaces a separator of several characters. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from girih.errors import ConfigError, DataError
 from girih.kernels.cpu.arrays import I64
 
 _NO_LINE_END = re.compile(rb"[^\r\n]")
-_LINE = re.compile(rb"[^\r\n][^\n]*\n?")  # not a blank one
+_LINE = re.compile(rb"[^\r\n][^\n]*\n?")  # not a blank line
 BLANKS = r"\s+"
 """The separator that stands for one or more blanks and tabs, as in pandas."""
 _BLANKS = re.compile(rb"[ \t]+(?=\r?\n|\r?\Z)|(?<=\n)[ \t]+|\A[ \t]+"), re.compile(rb"[ \t]+")
 _SEPARATOR, _LINE_BREAK = b"\x1f", b"\x1e"
-"""The bytes in the place of a separator of several characters, and of a line break within quotes."""
+"""The bytes that replace a separator of several characters, and a line break within quotes."""
 
 
 def split_cells(
@@ -45,11 +45,11 @@ def split_cells(
     *,
     until_bad: bool = False,
 ) -> tuple[pa.Table | None, list[pacsv.InvalidRow]]:
-    """Splits lines into cells: some columns as a table, null where empty, and the lines with more or fewer cells.
+    """Splits lines into cells: a table of some columns, null if empty, and the lines with a wrong number of cells.
 
     Args:
-        columns: those to read, and their Arrow types.
-        until_bad: the first line with more or fewer cells ends it; there is no table then.
+        columns: the columns to read, and their Arrow types.
+        until_bad: stop at the first line with a wrong number of cells, and return no table.
 
     Raises:
         DataError: lines that Arrow cannot split, or cells of another type, with the file's address.
@@ -60,7 +60,7 @@ def split_cells(
         broken.append(row)
         return "error" if until_bad else "skip"
 
-    # Arrow tells columns apart by name; those that nobody reads may share one
+    # Arrow needs unique names; columns that are not read may share one
     unique = [name if name in columns else f"{name}\0{place}" for place, name in enumerate(names)]
     if not _NO_LINE_END.search(data):
         return pa.schema(columns.items()).empty_table(), []
@@ -91,16 +91,16 @@ class DelimitedSource(TextSource):
     """Text files whose lines are cells between separators.
 
     Args:
-        files: each with a header line, unless ``columns`` is given.
+        files: each has a header line, unless ``columns`` is given.
         separator: one or more characters; :data:`BLANKS` for any number of blanks and tabs.
         quote: the character around cells that hold the separator, or "" for none.
-        line_breaks: whether cells within quotes may hold line breaks.
-        columns: lists of column names, for files without a header; a file takes the first list that is as
-            long as its first line, and else the first.
+        line_breaks: cells within quotes may hold line breaks.
+        columns: lists of column names, for files without a header. A file takes the first list that is as long as its
+            first line, or else the first list.
         block_bytes: size of a unit.
 
     Raises:
-        ConfigError: a separator or quote that cannot be used.
+        ConfigError: an unusable separator or quote.
         DataError: a file that is empty, damaged, or without a header; no rows at all.
     """
 
@@ -162,7 +162,7 @@ class DelimitedSource(TextSource):
             raise DataError(f"{file.address}: {trouble}") from None
         lists = [cells] if columns is None else [tuple(names) for names in columns]
         names = next((names for names in lists if len(names) == len(cells)), lists[0])
-        if cells == names:  # a header, maybe in spite of what was said
+        if cells == names:  # a header, perhaps although columns are given
             self._has_rows |= head.has_rest
             return RowsStart(head.rest_byte, head.rest_number, names)
         self._has_rows = True
@@ -189,7 +189,7 @@ class DelimitedSource(TextSource):
         return tuple(cell.replace(mark, self._separator) for cell in cells)
 
     def _with_one(self, data: bytes, where: str) -> bytes:
-        """Text with one character in the place of each separator."""
+        """Replaces each separator by a single character."""
         if self._is_one:
             return data
         self._refuse(data, _SEPARATOR, where)
@@ -205,7 +205,7 @@ class DelimitedSource(TextSource):
             )
 
     def _as_written(self, table: pa.Table, data: bytes) -> pa.Table:
-        """Cells with separators and line breaks in the place of what stood for them."""
+        """Restores the separators and line breaks in cells."""
         written = b" " if self._separator == BLANKS else self._separator.encode()
         marks = [(_LINE_BREAK, b"\n")] if self.mask is not None and _LINE_BREAK in data else []
         if not self._is_one and self._quote.encode() in data:
@@ -216,13 +216,13 @@ class DelimitedSource(TextSource):
         return table
 
     def unit(self, number: int, block: LineBlock, plan: ReadPlan, after: Cursor) -> Unit:
-        """Splits a block into cells; lines that cannot be split are bad rows."""
+        """Splits a block into cells. Lines that cannot be split are bad rows."""
         address, names = self.files[number].address, self.starts[number].names
         columns = dict.fromkeys(self.own_columns(plan, number), pa.binary())
         separator = self._separator if self._is_one else _SEPARATOR.decode()
         splitting = (names, columns, separator, self._quote, address)
         block = block._replace(data=self._with_one(block.data, address))
-        table: pa.Table  # None where a bad line came first
+        table: pa.Table  # None if a bad line came first
         table, broken = split_cells(block.data, *splitting, until_bad=plan.until_bad)
         if table is None:
             block = _up_to_line(block, broken[0].number)
@@ -250,7 +250,7 @@ class DelimitedSource(TextSource):
 
     @staticmethod
     def _filled_lines(block: LineBlock) -> tuple[I64, list[bytes]]:
-        """The numbers of the lines that are not blank, and these lines."""
+        """Returns the lines that are not blank, and their numbers."""
         numbers, lines, number = [], [], block.line
         for line in block.data.split(b"\n"):
             if line.strip(b"\r"):
@@ -260,7 +260,7 @@ class DelimitedSource(TextSource):
         return np.array(numbers, dtype=np.int64), lines
 
     def _without_open_quotes(self, numbers: I64, lines: list[bytes]) -> tuple[bytes, I64, list[BadRow]]:
-        """The lines that close their quotes, the number of each, and those that do not."""
+        """Returns the lines that close their quotes, the numbers of these lines, and the other lines as bad rows."""
         quote = self._quote.encode()
         is_open = np.array([bool(quote) and line.count(quote) % 2 == 1 for line in lines], np.bool_)
         mend = "; set quoted_line_breaks = true if cells hold line breaks" if self.mask is None else ""
@@ -271,7 +271,7 @@ class DelimitedSource(TextSource):
 
 
 def _up_to_line(block: LineBlock, number: int) -> LineBlock:
-    """The lines of a block up to one of those that are not blank, counted from 1, as far as there are so many."""
+    """Cuts a block after the given non-blank line, counted from 1, or after its last line."""
     *_, last = itertools.islice(_LINE.finditer(block.data), number)
     data = block.data[: last.end()]
     return block._replace(data=data, num_lines=data.count(b"\n") + (not data.endswith(b"\n")))

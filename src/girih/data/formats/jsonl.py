@@ -1,7 +1,8 @@
-"""JSON lines: an object a line, whose keys are columns.
+"""JSON lines: one object per line, whose keys are columns.
 
-Arrow reads a block by the types that the first lines of all files show. A block that holds anything else (integers beside
-strings, a line that is no object) is read line by line instead: that finds bad rows, and gives the same ids and numbers. Messages of a stream are read so, too.
+Arrow reads a block with the types that the first lines of all files show. This fails if a block has anything else, such
+as integers and strings in one column, or a line that is not an object. The block is then read line by line, which finds
+bad rows and gives the same ids and numbers. Messages of a stream are also read this way.
 
 Shapes: R rows.
 """
@@ -27,7 +28,7 @@ from girih.errors import DataError
 from girih.kernels.cpu.arrays import I64
 
 _LOOK_LINES = 1000
-"""Lines of a file by which its columns and their types are known."""
+"""Lines of a file that determine its columns and their types."""
 _LOOK_BYTES = 1 << 20
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), dict: pa.struct([])}
 _LARGE = {pa.int64(): pa.uint64(), pa.list_(pa.int64()): pa.list_(pa.uint64())}
@@ -38,7 +39,7 @@ _WIDER = {
 
 
 class ObjectRows(NamedTuple):
-    """Objects as a ``pyarrow.Table`` of R rows, the number of each row int64[R], and those that are not rows."""
+    """Objects as a ``pyarrow.Table`` of R rows, with the number of each row, int64[R], and the bad rows."""
 
     table: pa.Table
     numbers: I64
@@ -52,12 +53,12 @@ def objects_to_rows(
     noun: str,
     known: Mapping[str, pa.DataType],
 ) -> ObjectRows:
-    """One row per object. What an object lacks is missing; whole objects that do not serve are bad.
+    """Returns one row per object. A column that an object lacks is missing. An object that cannot be used is a bad row.
 
     Args:
-        objects: the number and the text of each.
+        objects: the number and the text of each object.
         names: the columns to read.
-        noun: an object's word in errors, as ``message``.
+        noun: the word for an object in errors, such as ``message``.
         known: types of columns that come from elsewhere, or are all missing here.
     """
     numbers, rows, bad = [], [], []
@@ -78,14 +79,14 @@ def objects_to_rows(
         types = {**known, **dict(zip(names, made.schema.types, strict=True))}
         for place, name in enumerate(names):
             if pa.types.is_null(types[name]) and name in known:
-                types[name] = known[name]  # a list that is missing has no ids, an id that is missing is one
+                types[name] = known[name]  # a missing list has no ids, but a missing id is an id
                 made = made.set_column(place, name, made[name].cast(known[name]))
         plan.check_types(types, f"the {noun}")
         return made
 
     try:
         made = table(rows)
-    except (DataError, *REFUSED):  # some value has a type that its column does not take: which?
+    except (DataError, *REFUSED):  # some value has a type that its column does not take: find the row
         good = []
         for place, row in enumerate(rows):
             try:
@@ -99,10 +100,10 @@ def objects_to_rows(
 
 
 class JsonlSource(TextSource):
-    """Files of JSON objects, one a line.
+    """Files of JSON objects, one per line.
 
     Args:
-        null_values: texts that say nothing of the type of a column.
+        null_values: texts that do not determine the type of a column.
 
     Raises:
         DataError: a file that is empty, damaged, or has no object in its first lines.
@@ -125,15 +126,15 @@ class JsonlSource(TextSource):
         super().__init__(files, starts, block_bytes)
 
     def check(self, plan: ReadPlan) -> None:
-        """Refuses files whose first lines lack a column in all of them, or hold it in a type that does not serve."""
+        """Refuses files if all their first lines lack a column, or if a column has an unusable type."""
         super().check(plan)
         plan.check_types(self.partitions.types | self._types_of(plan), self.files[0].address)
 
     def unit(self, number: int, block: LineBlock, plan: ReadPlan, after: Cursor) -> Unit:
-        """Reads a block; lines that are no objects, or hold values of another type, are bad rows."""
+        """Reads a block. Lines that are not objects, or hold values of another type, are bad rows."""
         address, names = self.files[number].address, self.own_columns(plan, number)
         table = self._by_arrow(block, names, plan)
-        if table is not None and table.num_rows == block.num_lines:  # no blank ones
+        if table is not None and table.num_rows == block.num_lines:  # no blank lines
             numbers = range(block.line, block.line + block.num_lines)
             return Unit(table, address, after, numbers, place="line")
         lines = enumerate(block.data.split(b"\n"), block.line)
@@ -144,7 +145,7 @@ class JsonlSource(TextSource):
         return Unit(rows.table, address, after, rows.numbers, place="line", bad=rows.bad)
 
     def _by_arrow(self, block: LineBlock, names: list[str], plan: ReadPlan) -> pa.Table | None:
-        """The columns of a block by the types that are known; None where it does not go by them."""
+        """Reads the columns of a block with the known types. Returns None if the block does not fit them."""
         types = self._types_of(plan)
         try:
             return pajson.read_json(
@@ -159,7 +160,10 @@ class JsonlSource(TextSource):
             return None
 
     def _types_of(self, plan: ReadPlan) -> dict[str, pa.DataType]:
-        """The types of the plan's columns; integers that are read as numbers alone are read as floats, which may come later."""
+        """Returns the types of the plan's columns.
+
+        Integers that are only read as numbers become floats, because floats may follow.
+        """
         types = {
             name: self._types.get(name, pa.null())
             for name in plan.columns
@@ -168,7 +172,7 @@ class JsonlSource(TextSource):
         return types | {name: _WIDER.get(types[name], types[name]) for name in plan.numbers if name in types}
 
     def _learn(self, name: str, value: object) -> None:
-        """Learns a column's type from the first of its values that has one."""
+        """Learns a column's type from the first value that has a type."""
         for item in value if isinstance(value, list) else [value]:
             kind = _TYPES.get(type(item))
             if kind is not None and not (kind == pa.string() and item in self._null_values):
@@ -178,7 +182,7 @@ class JsonlSource(TextSource):
 
 
 def _first_objects(file: DataFile, byte: int, line: int) -> Iterator[dict[str, object]]:
-    """The objects among the first lines of a file.
+    """Yields the objects among the first lines of a file.
 
     Raises:
         DataError: there is none.

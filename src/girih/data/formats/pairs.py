@@ -1,7 +1,7 @@
 """Lines of a label and pairs: libsvm, ``label index:value …``, and libffm, ``label field:index:value …``.
 
-As a table: column ``label``, and for the i-th feature, from 1, ``i:index`` and ``i:value``. A feature has the i-th pair of each line,
-or, as a list, all pairs of a line, or those of its field.
+The table has a column ``label``, and columns ``i:index`` and ``i:value`` for the i-th feature, from 1. A feature reads
+the i-th pair of each line, or reads a list: all pairs of a line, or the pairs of its field.
 
 Shapes: R lines that are not blank, P pairs of all lines.
 """
@@ -33,10 +33,10 @@ _OPTIONS = ("separator", "weights", "column", "list_format", "weight_separator")
 
 
 def as_columns(schema: Schema, form: Form = "libsvm") -> Schema:
-    """The schema with its features reading the columns ``i:index`` and ``i:value``.
+    """Returns the schema with features that read the columns ``i:index`` and ``i:value``.
 
     Raises:
-        ConfigError: something that the format has no columns for.
+        ConfigError: the schema needs a column that the format does not have.
     """
     for feature in schema.features:
         for option in _OPTIONS:
@@ -50,7 +50,7 @@ def as_columns(schema: Schema, form: Form = "libsvm") -> Schema:
         )
     for option in ("mask", "label_weight"):
         if getattr(schema.labels, option):
-            raise ConfigError(f"labels: {option}: {form} has no other column than the label and the features")
+            raise ConfigError(f"labels: {option}: {form} has no columns except the label and the features")
     plain = [name for name in schema.labels.names if name not in schema.labels.derive]
     if len(plain) > 1:
         raise ConfigError(
@@ -73,10 +73,13 @@ def _is_number(feature: Feature) -> bool:
 
 
 class PairsSource(TextSource):
-    """Files of pairs. In libsvm one feature that is no number takes all pairs of a line, else each line has one for each feature.
+    """Files of pairs.
+
+    In libsvm, a single feature that is not a number takes all pairs of a line. Otherwise each line has one pair per
+    feature.
 
     Args:
-        schema: a feature of libffm takes the pairs of the field that it names by ``column``, or by its name.
+        schema: in libffm, a feature takes the pairs of the field named by its ``column``, or by its name.
     """
 
     kind = "libsvm"
@@ -97,7 +100,7 @@ class PairsSource(TextSource):
         self.identity += "" if form == "libsvm" else f"/{form}"
 
     def unit(self, number: int, block: LineBlock, plan: ReadPlan, after: Cursor) -> Unit:
-        """Splits a block into labels and pairs; lines with anything else are bad rows."""
+        """Splits a block into labels and pairs. Lines with anything else are bad rows."""
         text = block.data if block.data.endswith(b"\n") else block.data + b"\n"
         data, colons = sealed(np.frombuffer(text, np.uint8)), 2 if self._has_fields else 1
         most, size = text.count(b":"), block.num_lines
@@ -138,14 +141,14 @@ class PairsSource(TextSource):
         return Unit(made, self.files[number].address, after, numbers + block.line, is_text=True, bad=bad)
 
     def _pairs_of(self, place: int, feature: Feature, fields: I64 | None) -> Bools | slice:
-        """The pairs of a feature, of lines that are good."""
+        """Selects the pairs of a feature among the good lines."""
         if fields is not None:
             mine: Bools = fields == _field(feature)
             return mine
         return slice(None) if self._is_bag else slice(place - 1, None, len(self._features))
 
     def _find_other_faults(self, rows: I64, faults: U8, fields: I64 | None) -> None:
-        """Marks lines with another number of pairs than features, or with several pairs of one number."""
+        """Marks lines whose number of pairs differs from the number of features, or with several pairs for a number."""
         if fields is None and not self._is_bag:
             counts = np.bincount(rows, minlength=len(faults))
             faults[(faults == pairs.GOOD) & (counts != len(self._features))] = _OTHER_PAIRS
@@ -155,7 +158,7 @@ class PairsSource(TextSource):
                 faults[(faults == pairs.GOOD) & (counts > 1)] = _SEVERAL
 
     def _describe_fault(self, fault: int, num_pairs: int) -> tuple[str, str]:
-        """The kind of trouble, and the message about it."""
+        """Returns the kind of a fault, and its message."""
         if fault == _OTHER_PAIRS:
             expected = f"expected {len(self._features)}, one for each feature"
             return "wrong number of pairs", f"{num_pairs} pairs: {expected}"
@@ -175,7 +178,7 @@ def _field(feature: Feature) -> int:
 
 
 def _words(data: U8, starts: I64, ends: I64) -> pa.Array:
-    """Words of a text as an array of bytes, null where there is none."""
+    """Returns words of a text as an array of bytes, null for an empty word."""
     starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
     offsets, missing = np.zeros(len(starts) + 1, np.int64), starts == ends
     out = np.empty(int((ends - starts).sum()), np.uint8)

@@ -1,4 +1,4 @@
-"""Parquet: a unit is a row group; only the columns needed are read."""
+"""Parquet files. A unit is a row group, and only the needed columns are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from girih.files.sealed import digest
 from girih.kernels.cpu.arrays import I64
 
 OPEN_FILES = 16
-DICTIONARY_BYTES = 8.0  # below so many bytes a value, a dictionary repeats itself enough to be worth keeping
+DICTIONARY_BYTES = 8.0  # with fewer bytes per value, values repeat often enough to keep the dictionary
 
 
 class _RowGroup(NamedTuple):
@@ -32,7 +32,7 @@ class _RowGroup(NamedTuple):
 
 
 class ParquetSource(Source):
-    """The row groups of some Parquet files, whose footers are read at once.
+    """The row groups of Parquet files. The constructor reads all footers.
 
     Raises:
         DataError: not Parquet, damaged, without rows, or files that disagree on a column.
@@ -69,7 +69,7 @@ class ParquetSource(Source):
         return list(self._schemas[0].names)
 
     def check(self, plan: ReadPlan) -> None:
-        """Refuses files that lack a column, hold it in a type that does not serve, or disagree on it."""
+        """Refuses files that lack a column, have a column of an unusable type, or disagree on a type."""
         kinds: dict[str, tuple[str, str]] = {}
         names, earlier = plan.columns, None
         for number, (file, schema) in enumerate(zip(self.files, self._schemas, strict=True)):
@@ -93,11 +93,11 @@ class ParquetSource(Source):
                     )
 
     def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
-        """Yields the row groups in the order given, from ``start.part`` on."""
+        """Yields the row groups in the given order, from ``start.part`` on."""
         names = list(plan.columns)
         with closing(
             _Readers(self.files, self._footers, self._schemas, plan)
-        ) as readers:  # of this pass alone
+        ) as readers:  # the readers of this pass only
             for part in range(start.part, len(order)):
                 group = self._groups[order[part]]
                 file = self.files[group.file]
@@ -110,10 +110,10 @@ class ParquetSource(Source):
 
 
 class _Readers:
-    """Arrow's readers of some files; the one unused for longest is closed when there are too many.
+    """Arrow's readers of some files. Closes the least recently used reader if too many are open.
 
     Args:
-        footers, schemas: of the files.
+        footers, schemas: one per file.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class _Readers:
         self._opened: OrderedDict[tuple[int, tuple[str, ...]], pq.ParquetFile] = OrderedDict()
 
     def of(self, group: _RowGroup) -> pq.ParquetFile:
-        """The reader of a row group's file."""
+        """Returns the reader of a row group's file."""
         key = (group.file, self._dictionaries(group))
         if key not in self._opened:
             while len(self._opened) >= OPEN_FILES:
@@ -144,12 +144,12 @@ class _Readers:
         return self._opened[key]
 
     def close(self) -> None:
-        """Closes all."""
+        """Closes all readers."""
         for reader in self._opened.values():
             reader.close(force=True)
 
     def _dictionaries(self, group: _RowGroup) -> tuple[str, ...]:
-        """The string columns worth reading as dictionaries: few distinct values, each hashed once."""
+        """Returns the string columns to read as dictionaries: few distinct values, each hashed once."""
         if group.file not in self._strings:
             self._strings[group.file] = self._strings_of(group.file)
         footer = self._footers[group.file].row_group(group.group)
@@ -162,7 +162,7 @@ class _Readers:
         )
 
     def _strings_of(self, file: int) -> list[tuple[int, str]]:
-        """The number and the name of each column of strings that a file holds for a feature."""
+        """Returns the number and the name of each string column that a file holds for a feature."""
         schema, leaves = self._schemas[file], self._footers[file].schema
         names = self._wanted.intersection(
             name for name, kind in zip(schema.names, schema.types, strict=True) if is_string(kind)
@@ -187,7 +187,7 @@ def _footer(file: DataFile) -> pq.FileMetaData:
 
 @contextmanager
 def _prefix_errors(context: str) -> Iterator[None]:
-    """Adds to an error of Arrow ``context`` went wrong."""
+    """Turns errors of Arrow into a DataError that begins with ``context``."""
     try:
         yield
     except UserError:

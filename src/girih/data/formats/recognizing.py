@@ -1,4 +1,4 @@
-"""The format that the first bytes of a file look like, whatever its name says: for errors about files of another one."""
+"""Recognizes a file's format by its first bytes, regardless of its name, for errors about unexpected formats."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from typing import NamedTuple
 
 HEAD_BYTES = 1 << 16
-"""Bytes of a file, decompressed, by which it is recognized."""
+"""Number of decompressed bytes that recognize a file."""
 SEPARATORS = "\t,;|"
 CRITEO_CELLS = 40
 PARQUET = b"PAR1"
 _CONTROL, _NEAR = re.compile(rb"[\x00-\x08\x0e-\x1f]"), 64
-"""Bytes that no text has, and how near a file's start one is found where it is none."""
+"""Bytes that text never contains, and how many bytes of a file are searched for them."""
 LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
 LIBFFM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
 _SLOT = rb"[^\s:,;|\"]+:\S+"
@@ -54,7 +54,7 @@ class Look(NamedTuple):
 
     Attributes:
         name: in words.
-        mend: what to do, as the end of an error.
+        mend: how to fix the problem, as the end of an error.
         form: its ``data.format``; None if girih does not read it.
     """
 
@@ -64,11 +64,11 @@ class Look(NamedTuple):
 
 
 def recognized(head: bytes, compression: str | None = None) -> Look | None:
-    """The format of a file; None where its first bytes tell of none.
+    """Returns the format of a file. Returns None if its first bytes show no known format.
 
     Args:
-        head: its first bytes, decompressed.
-        compression: by what it was compressed.
+        head: the first bytes, decompressed.
+        compression: the compression of the file.
     """
     prefix = f"{compression}-compressed " if compression else ""
     if begins_with(PARQUET, head):
@@ -90,7 +90,7 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
             return Look(prefix + name, mend)
     lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()
     lines = [line for line in lines if line.strip()]
-    lines = lines[:-1][:_LINES] or lines[:1]  # the last one may be cut off
+    lines = lines[:-1][:_LINES] or lines[:1]  # the last line may be cut off
     if not lines or b"\0" in head:
         return None
     if lines[0].lstrip().startswith(b"["):
@@ -107,12 +107,12 @@ def recognized(head: bytes, compression: str | None = None) -> Look | None:
 
 
 def begins_with(magic: bytes, head: bytes) -> bool:
-    """Whether a file is of the format with that magic, not text whose first word has the same letters."""
+    """Returns whether a file has the format of a magic number, and is not text that begins with the same letters."""
     return head.startswith(magic) and (not magic.isascii() or _CONTROL.search(head, 0, _NEAR) is not None)
 
 
 def format_of(line: bytes) -> str:
-    """``data.format`` of the text that begins with a line."""
+    """Returns the ``data.format`` of text that begins with a line."""
     if line.lstrip().startswith(b"{"):
         return "jsonl"
     cells = line.split(b"\t")
@@ -123,7 +123,7 @@ def format_of(line: bytes) -> str:
 
 
 def is_object(line: bytes) -> bool:
-    """Whether a line is a JSON object."""
+    """Returns whether a line is a JSON object."""
     if not line.lstrip().startswith(b"{"):
         return False
     try:
@@ -133,7 +133,7 @@ def is_object(line: bytes) -> bool:
 
 
 def separator_of(line: str) -> str:
-    """The separator that a line has most of; a comma where it has none."""
+    """Returns the most frequent separator of a line, or a comma if it has none."""
     found = max(SEPARATORS, key=lambda each: (line.count(each), -SEPARATORS.index(each)))
     return found if found in line else ","
 
@@ -151,5 +151,5 @@ def _delimited(lines: list[bytes], prefix: str) -> Look | None:
 
 
 def to_set(form: str) -> str:
-    """The end of an error about a file of another format."""
-    return f'set data.format = "{form}" (girih.read_{form}), which holds for train, valid and test alike; predict and evaluate have --format'
+    """Returns the end of an error about a file of another format."""
+    return f'set data.format = "{form}" (girih.read_{form}) for train, valid and test; predict and evaluate have --format'

@@ -1,6 +1,6 @@
-"""Text files as blocks of whole lines, at known bytes; compression is recognised by the first bytes.
+"""Text files as blocks of whole lines at known bytes. The first bytes show the compression.
 
-A block is a function of the byte at which it starts, so that reading can go on from any of them.
+A block depends only on its first byte, so reading can resume at any block.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from girih.files.sealed import digest
 from girih.kernels.cpu.arrays import I64
 
 BLOCK_BYTES = 8 << 20
-_PIECE_BYTES = 1 << 20  # that are transcoded at once
-MOST_ROW_BYTES = 64 << 20  # of a row whose cells have line breaks
+_PIECE_BYTES = 1 << 20  # transcoded at once
+MOST_ROW_BYTES = 64 << 20  # limit for a row whose cells have line breaks
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
 SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, ValueError)
@@ -40,10 +40,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[DataFile, ...]:
-    """Lists files of text, which are read as UTF-8 whatever their ``encoding``, a codec of Python.
+    """Lists text files. They are read as UTF-8, converted from their ``encoding``, which is a Python codec.
 
     Raises:
-        ConfigError: no such codec of text. MissingFileError, DataError: see :func:`girih.data.paths.find_files`.
+        ConfigError: not a text codec. MissingFileError, DataError: see :func:`girih.data.paths.find_files`.
     """
     build(str, encoding, "encoding")
     try:
@@ -54,7 +54,7 @@ def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[DataFile, ..
             f"encoding = {encoding!r}: Python has no such codec{nearest(encoding, known)}"
         ) from None
     if not codec._is_text_encoding:
-        raise ConfigError(f"encoding = {encoding!r}: is no encoding of text; expected one such as 'cp1252'")
+        raise ConfigError(f"encoding = {encoding!r}: is not a text encoding; expected one such as 'cp1252'")
     files = find_files(paths)
     if codec.name in ("utf-8", "utf-8-sig"):
         return files
@@ -62,8 +62,9 @@ def find_text_files(paths: Paths, encoding: str = "utf-8") -> tuple[DataFile, ..
 
 
 class LineBlock(NamedTuple):
-    """Whole lines of a file, blank ones included; ``byte`` (of the decompressed text) and ``line``, from 1,
-    are where they begin.
+    """Whole lines of a file, blank lines included.
+
+    They begin at ``byte`` of the decompressed text and at ``line``, which counts from 1.
     """
 
     data: bytes
@@ -73,7 +74,7 @@ class LineBlock(NamedTuple):
 
 
 class HeaderLine(NamedTuple):
-    """The first line of a file that is not blank, where it begins and where the rest does."""
+    """The first line of a file that is not blank, with its position and the position of the next line."""
 
     line: bytes
     byte: int
@@ -84,7 +85,9 @@ class HeaderLine(NamedTuple):
 
 
 def read_head(file: DataFile, quote: bytes = b"") -> HeaderLine:
-    """Finds a file's first line; a UTF-8 byte order mark before it is passed over. A ``quote`` that it opens goes on to where it closes.
+    """Finds a file's first line that is not blank, after a UTF-8 byte order mark.
+
+    A line that opens a ``quote`` continues to the line that closes it.
 
     Raises:
         DataError: the file is empty, blank, not text, or damaged.
@@ -115,7 +118,7 @@ def read_head(file: DataFile, quote: bytes = b"") -> HeaderLine:
 
 
 def head_of(file: DataFile, size: int = HEAD_BYTES) -> bytes:
-    """The first bytes of a file, decompressed, as UTF-8 if it has an encoding.
+    """Returns the first bytes of a file, decompressed, and as UTF-8 if the file has an encoding.
 
     Raises:
         DataError: the file is damaged.
@@ -125,7 +128,7 @@ def head_of(file: DataFile, size: int = HEAD_BYTES) -> bytes:
 
 
 def look_at(file: DataFile) -> Look | None:
-    """The format that a file looks like, compressed or not; None where it looks like none, or cannot be read."""
+    """Returns the recognized format of a file, compressed or not. Returns None if it is unknown or unreadable."""
     try:
         with file.open() as raw:
             return recognized(head_of(file), _compression(raw.read(6)))
@@ -134,7 +137,7 @@ def look_at(file: DataFile) -> Look | None:
 
 
 class RowsStart(NamedTuple):
-    """The byte and the line, from 1, where the rows of a file begin, and the names of their columns."""
+    """The byte and the line, from 1, at which the rows of a file begin, and the names of their columns."""
 
     byte: int
     line: int
@@ -142,10 +145,10 @@ class RowsStart(NamedTuple):
 
 
 class TextSource(Source):
-    """Text files of one format; a unit is a block of lines. See :class:`girih.data.unit.Source`.
+    """Text files of one format. A unit is a block of lines. See :class:`girih.data.unit.Source`.
 
     Args:
-        starts: of each file.
+        starts: one per file.
         block_bytes: size of a unit.
     """
 
@@ -155,7 +158,7 @@ class TextSource(Source):
         build(Count, block_bytes, "block_bytes")
         self.files = files
         self.num_parts = len(files)
-        self.num_rows = None  # nobody has counted the lines
+        self.num_rows = None  # the lines are not counted
         sizes = ",".join(f"{file.size}{file.encoding or ''}" for file in files)
         self.identity = f"{self.kind}/{block_bytes}/" + digest(sizes)
         self.starts = starts
@@ -164,7 +167,7 @@ class TextSource(Source):
 
     @property
     def mask(self) -> Callable[[bytes], bytes] | None:
-        """The function that puts another byte in the place of each line break that ends no row; None if there are none."""
+        """Replaces each line break that ends no row by another byte. None if there are no such line breaks."""
         return None
 
     def check(self, plan: ReadPlan) -> None:
@@ -173,7 +176,7 @@ class TextSource(Source):
             plan.check_names([*start.names, *self.partitions.names(number, start.names)], file.address)
 
     def own_columns(self, plan: ReadPlan, number: int) -> list[str]:
-        """The columns to read that are in the lines of file ``number``, not in its path."""
+        """Returns the columns to read that are in the lines of file ``number``, not in its path."""
         added = self.partitions.names(number, self.starts[number].names)
         return [name for name in plan.columns if name not in added]
 
@@ -182,7 +185,7 @@ class TextSource(Source):
         """Splits a block of file ``number`` into columns."""
 
     def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
-        """Yields the blocks of the files in the order given, from ``start`` on."""
+        """Yields the blocks of the files in the given order, from ``start`` on."""
         for part in range(start.part, len(order)):
             number = int(order[part])
             byte, line, _ = self.starts[number]
@@ -200,13 +203,13 @@ class TextSource(Source):
 def read_blocks(
     file: DataFile, byte: int, line: int, block_bytes: int, mask: Callable[[bytes], bytes] | None = None
 ) -> Iterator[LineBlock]:
-    """Yields the blocks of a file from a byte, which begins the line of that number.
+    """Yields the blocks of a file from ``byte`` on, which is the start of the given line.
 
     Args:
         mask: see :attr:`TextSource.mask`.
 
     Raises:
-        DataError: the file is damaged, or shorter than ``byte``, or has a row beyond :data:`MOST_ROW_BYTES` with a mask.
+        DataError: the file is damaged, or shorter than ``byte``, or has a row above :data:`MOST_ROW_BYTES` with a mask.
     """
     with _opened(file) as text:
         if byte and text.seek(byte) != byte:
@@ -228,14 +231,14 @@ def read_blocks(
                     )
             num_lines = data.count(b"\n", 0, cut) + (data[cut - 1] != ord("\n"))
             yield LineBlock(masked[:cut], byte, line, num_lines)
-            del masked  # the next block takes its memory
+            del masked  # the next block reuses its memory
             byte, line, data = byte + cut, line + num_lines, data[cut:]
             data += _read(text, block_bytes - len(data))
 
 
 @contextmanager
 def _opened(file: DataFile) -> Iterator[IO[bytes] | io.BufferedIOBase]:
-    """A file's decompressed bytes; damage that is found while it is open becomes one error that names the file."""
+    """Opens a file's decompressed bytes. Damage found meanwhile becomes one error that names the file."""
     kind = None
     with ExitStack() as stack:
         text = stack.enter_context(file.open())
@@ -245,7 +248,7 @@ def _opened(file: DataFile) -> Iterator[IO[bytes] | io.BufferedIOBase]:
             kind = _compression(first)
             named = next((kind for suffix, kind in SUFFIXES.items() if file.path.endswith(suffix)), None)
             if named and kind is None:
-                trouble = f"not {named}-compressed in spite of its name" if first else "the file is empty"
+                trouble = f"not {named}-compressed, despite its name" if first else "the file is empty"
                 raise DataError(f"{file.address}: {trouble}; compress it, or rename it")
             data = text if kind is None else stack.enter_context(_decompressed(kind, text))
             yield data if file.encoding is None else io.BufferedReader(_Forward(_Transcoder(data, file).read))
@@ -263,7 +266,7 @@ def _compression(first: bytes) -> str | None:
 
 
 def _decompressed(kind: str, file: IO[bytes]) -> io.BufferedIOBase:
-    """The bytes that were compressed; seeking forward reads them."""
+    """Returns the decompressed bytes. Seeking forward reads them."""
     if kind == "gzip":
         return gzip.GzipFile(fileobj=file)
     if kind == "bzip2":
@@ -274,7 +277,7 @@ def _decompressed(kind: str, file: IO[bytes]) -> io.BufferedIOBase:
 
 
 class _Transcoder:
-    """Text of another encoding as UTF-8, a piece at a time."""
+    """Converts text of another encoding to UTF-8, piece by piece."""
 
     def __init__(self, text: IO[bytes] | io.BufferedIOBase, file: DataFile) -> None:
         self._text, self._file = text, file
@@ -282,10 +285,10 @@ class _Transcoder:
         self._buffered, self._line, self._at_end = memoryview(b""), 1, False
 
     def read(self, size: int) -> memoryview:
-        """At most ``size`` bytes; none at the end.
+        """Returns at most ``size`` bytes, and none at the end.
 
         Raises:
-            DataError: bytes that the encoding does not have; names the line.
+            DataError: bytes that are invalid in the encoding; names the line.
         """
         while not self._buffered and not self._at_end:
             data = self._text.read(_PIECE_BYTES)
@@ -307,7 +310,7 @@ class _Transcoder:
 
 
 class _Forward(io.RawIOBase):
-    """Bytes that are read in one direction; seeking reads on."""
+    """Bytes that are read in one direction. Seeking reads forward."""
 
     def __init__(self, read: Callable[[int], bytes | memoryview]) -> None:
         self._read = read
@@ -329,7 +332,7 @@ class _Forward(io.RawIOBase):
         return self._byte
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes on to a byte that is yet to be read, or to the end where that is before it."""
+        """Reads forward to a later byte, or to the end if the stream is shorter."""
         if whence != io.SEEK_SET or offset < self._byte:
             raise io.UnsupportedOperation("this stream only goes forward")
         while self._byte < offset and (found := self._read(min(offset - self._byte, 1 << 20))):
@@ -338,7 +341,7 @@ class _Forward(io.RawIOBase):
 
 
 def _read(text: IO[bytes] | io.BufferedIOBase, size: int) -> bytes:
-    """``size`` bytes, fewer only at the end."""
+    """Reads ``size`` bytes, or fewer at the end."""
     pieces = []
     while size > 0 and (piece := text.read(size)):
         pieces.append(piece)

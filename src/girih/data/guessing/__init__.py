@@ -1,1 +1,1 @@
-"""A config guessed from a sample of data: what each column is, and why."""
+"""Guesses a config from a sample of data: the kind of each column, and the reason."""

@@ -1,4 +1,4 @@
-"""The meaning of the text in a sample's cells: missing values, local numbers, lists, pairs of id and weight, padding.
+"""Guesses the meaning of text in a sample's cells: missing values, local numbers, lists, weighted ids, padding.
 
 Shapes: R rows.
 """
@@ -18,7 +18,7 @@ from girih.data.guessing.kinds import COUNTS, is_of_ids, named, separator_in
 from girih.kernels.cpu.arrays import I64
 
 _DOUBTFUL = {"NA", "-", "--", "nil"}
-"""Texts that mean a missing value only where the others of a column are numbers or times."""
+"""Texts that mean a missing value only if all other values of the column are numbers or times."""
 _UNITS = "% ‰ $ € £ ¥ ₹ ₽ ₩ ₺ ₴ ₫ ฿ ₪ US$ R$ zł kr Kč Ft Rs Rs. CHF USD EUR GBP JPY CNY INR RUB BRL CAD AUD SEK NOK DKK PLN 元 円"
 _UNIT_WORDS = tuple(_UNITS.split(" "))
 _MARKS = tuple(
@@ -32,15 +32,15 @@ _LEAST_ROWS, _LEAST_PADDED, _MOST_WORDS = 20, 0.2, 2
 
 
 class Cells:
-    """The columns of a sample, text read as what it is.
+    """The columns of a sample, with text converted to its likely types.
 
     Args:
-        table: R rows; ``is_text`` says that cells have no types.
+        table: R rows. ``is_text`` says that cells have no types.
 
     Attributes:
-        table: integers, floats, times or lists where all text of a column is such, else strings.
-        data: options of ``[data]`` that this takes, each with the reason for it.
-        features: options of a column's feature; ``doubt`` says why it cannot be one.
+        table: integers, floats, times or lists if all text of a column is of this kind, else strings.
+        data: the required options of ``[data]``, each with its reason.
+        features: options of each column's feature. ``doubt`` says why a column cannot be a feature.
     """
 
     def __init__(self, table: pa.Table, *, is_text: bool) -> None:
@@ -62,7 +62,10 @@ class Cells:
         self.table = pa.table(read)
 
     def _local_numbers(self, read: dict[str, pa.Array], arrays: dict[str, pa.Array]) -> dict[str, pa.Array]:
-        """Columns that are numbers in the notation that reads most of them, and as text those that it does not read."""
+        """Finds the notation that reads most columns of numbers.
+
+        Returns these columns as numbers, and the other columns as text.
+        """
         kinds = {name: columns.kind_of(array.type) for name, array in read.items() if not is_of_ids(name)}
         spelled = {name: text(arrays[name]) for name, kind in kinds.items() if kind in ("strings", "floats")}
         spelled = {name: words for name, words in spelled.items() if _share(words, _SPELLED) > 0.9}
@@ -86,7 +89,7 @@ class Cells:
         return spelled | {name: array.cast(pa.float64()) for name, array in best.items()}
 
     def _lists(self, name: str, array: pa.Array) -> pa.Array:
-        """The lists that a column of strings holds; the column as it is if it holds none."""
+        """Returns the lists in a column of strings. Returns the column unchanged if it holds no lists."""
         present = array.filter(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(array)), 0))
         if _share(present, _LIST) > 0.5:
             values, offsets, good = lists.in_brackets(array)
@@ -119,7 +122,7 @@ class Cells:
         return array
 
     def _pad(self, name: str, array: pa.Array) -> None:
-        """Notes the id that fills the lists of a column up to one length, if there is such an id."""
+        """Notes the id that pads the lists of a column to one length, if there is such an id."""
         if columns.is_string(array.type) and array.null_count < len(array):
             separator = separator_in(name, columns.trimmed(array.drop_null()))
             array = pc.split_pattern(array, separator or "\n")
@@ -148,12 +151,12 @@ def _any(array: pa.Array, part: str) -> bool:
 
 
 def _share(words: pa.Array, pattern: str) -> float:
-    """The share of strings that match, null left out; 0 if there is none."""
+    """Returns the share of strings that match, without nulls; 0 if there are none."""
     return pc.mean(pc.match_substring_regex(text(words), pattern).cast(pa.int8())).as_py() or 0.0
 
 
 def text(words: pa.Array) -> pa.Array:
-    """A column of strings or bytes as strings; what is no UTF-8 becomes a replacement character."""
+    """Returns a column of strings or bytes as strings. Invalid UTF-8 becomes a replacement character."""
     words = columns.string_values(words)
     try:
         return words.cast(pa.large_string())
@@ -163,13 +166,13 @@ def text(words: pa.Array) -> pa.Array:
 
 
 def _as_lists(values: pa.Array, offsets: I64) -> pa.Array:
-    """Lists of text, of integers where all of it is such."""
+    """Returns lists of text, or lists of integers if all text is integers."""
     values = typed(values, True)
     return pa.LargeListArray.from_arrays(pa.array(offsets), values)
 
 
 def _null_words(name: str, array: pa.Array) -> list[str]:
-    """Words of a column that mean a missing value: known ones, and one or two among numbers."""
+    """Returns the words of a column that mean a missing value: known words, and one or two words among numbers."""
     array = columns.plain(array)
     if not columns.is_string(array.type):
         return []
@@ -188,10 +191,10 @@ def _null_words(name: str, array: pa.Array) -> list[str]:
 
 
 def typed(array: pa.Array, numbers: bool) -> pa.Array:
-    """A column; cells of text that all are such as integers, floats or times.
+    """Returns a column as integers, floats or times if all its cells are such text.
 
     Args:
-        numbers: False for text of a format that has types: text that spells numbers stays text where few values differ.
+        numbers: False for text in a format with types. Text that spells numbers then stays text if few values differ.
     """
     array = columns.plain(array)
     if array.null_count == len(array):
@@ -201,7 +204,7 @@ def typed(array: pa.Array, numbers: bool) -> pa.Array:
     words = columns.string_values(array)
     kinds: tuple[Callable[[], pa.DataType], ...] = (pa.int64, pa.uint64, pa.float64)
     if _share(words, "[.eE+]") == 0:
-        kinds = kinds[:2]  # integers beyond 64 bits are text
+        kinds = kinds[:2]  # integers beyond 64 bits stay text
     if not numbers and pc.count_distinct(words).as_py() <= 2:
         kinds = ()
     for kind in kinds:

@@ -1,4 +1,7 @@
-"""A whole config as text, guessed from a sample, with the reason for each guess beside it. The label is guessed by names and values."""
+"""Writes a whole config as text, guessed from a sample, with the reason for each guess in a comment.
+
+Names and values of columns show the label.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ _LEAST_STEPS, _LEAST_BATCH, _BATCH = 50, 32, 4096
 _READING = {"on_bad_row": "skip", "batch_size": _BATCH, "split": None}
 _TRAINING = '\n[sparse_optimizer]\nname = "adagrad"\nlr = 0.05\n\n[dense_optimizer]\nname = "adam"\nlr = 0.001\n\n[train]\nepochs = 1\n'
 _Candidate = tuple[str, dict[str, object], str]
-"""A column, the section ``[labels]``, and why."""
+"""A column, its section ``[labels]``, and the reason."""
 
 
 class Label(NamedTuple):
-    """The column to predict, the section ``[labels]``, why it is that one, and other columns that it might have been."""
+    """The column to predict, its section ``[labels]``, the reason, and other candidate columns."""
 
     column: str
     section: dict[str, object]
@@ -47,10 +50,10 @@ class Label(NamedTuple):
 
 
 def guess_label(sample: Sample, requested: str | None) -> Label:
-    """Guesses what is to be predicted; ``requested`` is the column, where that is known.
+    """Guesses the column to predict. ``requested`` is the column, if it is known.
 
     Raises:
-        ConfigError: no column may be it.
+        ConfigError: no column can be the label.
     """
     table = sample.table
     names = table.column_names
@@ -79,7 +82,7 @@ def guess_label(sample: Sample, requested: str | None) -> Label:
 
 
 def _by_values(table: pa.Table, unnamed: bool) -> list[_Candidate]:
-    """The column that is a label by its values: in a table of names most often the last one, without names the first one."""
+    """Finds a label by its values: usually the last column of a table with names, or the first without names."""
     names = table.column_names
     if not unnamed:
         return _find_candidates(table, names[-1:], words=True) or _find_candidates(table, names)[:1]
@@ -97,7 +100,7 @@ def _by_values(table: pa.Table, unnamed: bool) -> list[_Candidate]:
 
 
 def _is_rating(array: pa.Array) -> bool:
-    """Whether values are grades from 0 or 1 to 5 or 10, halves included."""
+    """Returns whether values are grades from 0 or 1 to 5 or 10, halves included."""
     values = [value for value in _distinct(array.drop_null()) if isinstance(value, int | float)]
     is_scale = len(values) > 2 and max(values) in (5, 10) and min(values) in (0, 0.5, 1)
     return is_scale and all(2 * value % 1 == 0 for value in values)
@@ -111,7 +114,7 @@ def _doubted(candidates: list[_Candidate]) -> list[_Candidate]:
 def _find_candidates(
     table: pa.Table, names: list[str], *, numbers: bool = False, words: bool = False, requested: bool = False
 ) -> list[_Candidate]:
-    """Those of some columns that may be labels, with the section and the reason."""
+    """Returns the columns that may be labels, each with its section and its reason."""
     candidates: list[_Candidate] = []
     for name in names:
         made = _of_label(name, columns.flat(table[name]), numbers, words or numbers, requested)
@@ -128,18 +131,18 @@ def _of_one_value(name: str, value: int) -> str:
     mend = "name another column, or take more rows"
     if value:
         mend = "add negatives ([negatives], or rows with 0), or name another column"
-    return f"WARNING: {name} is {value} throughout the sample, from which a model learns to say {value} of everything: {mend}"
+    return f"WARNING: {name} is {value} in the whole sample, so a model learns to predict {value} for everything: {mend}"
 
 
 def _of_label(
     name: str, array: pa.Array, numbers: bool, words: bool, requested: bool
 ) -> tuple[dict[str, object], str] | None:
-    """A label of a column: 0 and 1, one of two words that say yes and no, or
+    """Returns the section and the reason if a column may be a label: 0 and 1, or two words for yes and no.
 
     Args:
-        numbers: what is in the upper half of a column of numbers.
-        words: the rarer one of any two words.
-        requested: the column was named, so that 0 alone, or 1 alone, is taken too.
+        numbers: also accept a column of numbers. The label is its upper half.
+        words: also accept any two words. The label is the rarer word.
+        requested: the user named the column, so also accept only 0, or only 1.
     """
     present = array.drop_null()
     values = _distinct(present)
@@ -164,13 +167,13 @@ def _of_label(
     if cut is None:
         return None
     good, numeric = f"{name}_high", f'names = ["{name}"], loss = {{ {name} = "mse" }}'
-    why = f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the bound that you mean,"
+    why = f"{name} goes from {ordered[0]} to {ordered[-1]}: its upper half is 1; choose the right bound,"
     derived = {good: f"{column_text(name)} >= {cut}"}
     return {"names": [good], "derive": derived}, f"{why} or predict the number: {numeric}"
 
 
 def _distinct(present: pa.Array) -> list[object]:
-    """The values of a column where they are few; none of lists and structs, which Arrow does not compare."""
+    """Returns the values of a column if they are few. Arrow cannot compare lists and structs: they give none."""
     if not len(present) or pa.types.is_nested(present.type) or pc.count_distinct(present).as_py() > FEW:
         return []
     found: list[object] = pc.unique(present).to_pylist()
@@ -178,13 +181,13 @@ def _distinct(present: pa.Array) -> list[object]:
 
 
 def config_text(sample: Sample, label: str | None = None) -> str:
-    """The config, as TOML with comments: by it the first rows of the data can be read.
+    """Writes the config as TOML with comments. It can read the first rows of the data.
 
     Args:
-        label: the column to predict; None guesses that too.
+        label: the column to predict; None guesses it too.
 
     Raises:
-        ConfigError: no column is a label, or no other is a feature.
+        ConfigError: no column is a label, or no other column is a feature.
     """
     refused: dict[str, str] = {}
     while True:
@@ -215,7 +218,7 @@ def _text(sample: Sample, label: str | None, refused: Mapping[str, str]) -> str:
     left = [guess for guess in guesses if guess.kind == "left out"]
     if not features:
         why = _one_line("".join(f"; {guess.column}: {guess.why}" for guess in left))
-        raise ConfigError(f"no column but {target.column!r} looks like a feature{why}")
+        raise ConfigError(f"no column except {target.column!r} looks like a feature{why}")
     lines = ["# Guessed from a sample by girih init: read what each line says, then run girih check.", ""]
     by_line = refused.get("") or refused.get(target.column)
     lines += [*_data(sample, guesses, by_line), ""]
@@ -258,18 +261,18 @@ def _data(sample: Sample, guesses: Iterable[Guess], refused: str | None) -> list
     return [
         *lines,
         '# valid = "…"',
-        '# test = "…"   # no time is there to split by; without these a run ends without AUC',
+        '# test = "…"   # no time column to split by; without these a run ends without AUC',
     ]
 
 
 def _splits(guess: Guess, sample: Sample) -> bool:
-    """Whether a column says which rows are the last ones."""
+    """Returns whether a column says which rows are the last rows."""
     values = sample.table[guess.column]
     return guess.kind == "time" and not values.null_count and len(values.unique()) >= _LEAST_TIMES
 
 
 def _features(guess: Guess, table: pa.Table) -> list[Guess]:
-    """The features of a column: of a time, its hour and its weekday."""
+    """Returns the features of a column. A time becomes its hour and its weekday."""
     if guess.kind == "left out":
         return []
     if guess.kind != "time":
@@ -283,7 +286,7 @@ def _features(guess: Guess, table: pa.Table) -> list[Guess]:
 
 
 def _readable(guess: Guess, sample: Sample, refused: Mapping[str, str]) -> Guess:
-    """A feature, unless its format does not let it be read so."""
+    """Returns a feature. Leaves it out if its format cannot be read as this kind."""
     if guess.kind != "left out" and guess.column in refused:
         return replace(guess, kind="left out", why=refused[guess.column])
     if guess.kind == "numeric" and guess.column in sample.strings:
@@ -292,7 +295,7 @@ def _readable(guess: Guess, sample: Sample, refused: Mapping[str, str]) -> Guess
 
 
 def _told_apart(guess: Guess, table: pa.Table, label: Label) -> Guess:
-    """A feature, unless it is the label in other words, or another outcome."""
+    """Returns a feature. Leaves it out if it repeats the label, or is another outcome."""
     if guess.kind == "left out":
         return guess
     if guess.column in label.others:
@@ -302,13 +305,16 @@ def _told_apart(guess: Guess, table: pa.Table, label: Label) -> Guess:
         why = f"it equals {label.column!r}: the model would see the answer"
         return replace(guess, kind="left out", why=why)
     if guess.kind != "time" and _tells(one, other):
-        why = f"numbers up to a bound go with one {label.column!r}, larger ones with the other: the model would see the answer"
+        why = f"numbers up to a bound have one {label.column!r}, larger numbers have the other: the model would see the answer"
         return replace(guess, kind="left out", why=why)
     return guess
 
 
 def _tells(numbers: pa.Array, label: pa.Array) -> bool:
-    """Whether a bound on some numbers parts the two values of the label, as one on a rating does where the label is made of it."""
+    """Returns whether a threshold on some numbers separates the two values of the label.
+
+    This happens if the label is derived from these numbers, such as a rating.
+    """
     kind = columns.kind_of(numbers.type)
     if not (kind in ("integers", "floats") or kind.startswith("decimal")) or pa.types.is_nested(label.type):
         return False
@@ -328,9 +334,11 @@ def _tells(numbers: pa.Array, label: pa.Array) -> bool:
 
 
 def _with_same_ids(guess: Guess, features: Sequence[Guess], table: pa.Table) -> list[str]:
-    """Features whose ids a list has too, the likeliest first: one, with which it is to share a table, or several that may be it.
+    """Returns the features that share the ids of a list, most likely first.
 
-    Small numbers are ids of everything: then the names decide, if one has words of the list's. Whose list it is does not count.
+    The list shares a table with the feature if there is one, and may share it if there are several. Small numbers are
+    ids of everything. Names then decide, if one name shares a word with the list's name. Words for the owner of a list
+    do not count.
     """
     if "transform" in guess.options or not _is_bag(guess, table):
         return []
@@ -377,7 +385,7 @@ def _with_comment(line: str, why: str) -> str:
 
 
 def _toml(options: Mapping[str, object]) -> list[str]:
-    """Keys and values, each in a line of its own."""
+    """Returns keys and values, each on its own line."""
     return [f"{_key(name)} = {_value(value)}" for name, value in options.items()]
 
 
@@ -386,7 +394,7 @@ def _key(name: str) -> str:
 
 
 def _value(value: object) -> str:
-    """A value in TOML, which writes all but tables as JSON does."""
+    """Returns a value in TOML, which is written as in JSON, except for tables."""
     if isinstance(value, dict):
         return f"{{ {', '.join(_toml(value))} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""A column's kind, guessed by its name, its type and the values of a sample.
+"""Guesses a column's kind from its name, its type and the values of a sample.
 
 Shapes: R rows, M values in lists.
 """
@@ -18,11 +18,11 @@ from girih.data.decode import columns, times
 from girih.kernels.cpu.arrays import I64
 
 Kind = Literal["categorical", "sequence", "numeric", "time", "left out"]
-OUTCOME = "by its name it may be an outcome too, which a model must not see; make it a feature if it is known before"
+OUTCOME = "by its name it may be another outcome, which a model must not see; make it a feature if it is known before the label"
 FEW, LONG_TEXT, ALL_DIFFER = 50, 60, 0.99
 _MOST_S = 10 * times.YEAR_S
 _BEYOND, _MOST_TIME = float(1 << 53), 9e18
-LEAST_ROWS = 50  # from which on values that all differ are told from few rows
+LEAST_ROWS = 50  # with fewer rows, values may all differ by chance
 COUNTS = r"price|cost|amount|count|cnt|num|nr|age|duration|length|len|score|rate|ratio|rank|avg|mean|sum|total|size|width|height|distance|weight|pct|percent|value|revenue|budget|bid|quantity|qty|days|hours|minutes|seconds|ms|year_of_birth|views|likes"
 _IDS = r"id|ids|uid|user|item|code|cat|category|type|kind|key|hash|zip|country|city|region|device|os|browser|brand|genre|genres|tag|tags|channel|site|domain|app|campaign|ad|slot|position|segment|cluster|gender|lang|language|year|month|day|hour|weekday"
 _TIMES = r"time|timestamp|ts|date|datetime|at|day|dt|ms"
@@ -40,7 +40,7 @@ _NUMBERED = re.compile(r"[a-z]+|[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The kind that a column seems to be, the options of its feature, and why."""
+    """The likely kind of a column, the options of its feature, and the reason."""
 
     column: str
     kind: Kind
@@ -52,7 +52,8 @@ def guess_kind(name: str, array: pa.Array, *, counts: bool, cells: Mapping[str, 
     """Guesses one column's kind from R values.
 
     Args:
-        counts: its numbers are no ids. cells: the options by which its cells are read, or the doubt that they can be.
+        counts: the column's numbers are not ids. cells: options to read its cells, or the reason why they cannot be
+            read.
     """
     if "doubt" in cells:
         return Guess(name, "left out", str(cells["doubt"]))
@@ -83,17 +84,17 @@ def _guess_any(name: str, array: pa.Array, counts: bool) -> Guess:
 
 
 def named(name: str, words: str) -> bool:
-    """Whether one of a name's words, as of ``userId`` or ``user_id``, is among some."""
+    """Returns whether a name contains one of some words, as ``userId`` and ``user_id`` contain ``user``."""
     return any(re.fullmatch(words, part) for part in words_of(name))
 
 
 def is_of_ids(name: str) -> bool:
-    """Whether a name is one of ids or of lists of ids, rather than of numbers."""
+    """Returns whether a name suggests ids or lists of ids, and not numbers."""
     return named(name, f"{_IDS}|{_PAST}") and not named(name, COUNTS)
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name such as ``userId`` or ``user_id``, in lower case."""
+    """Returns the words of a name such as ``userId`` or ``user_id``, in lower case."""
     return _NUMBERED.findall(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
 
 
@@ -123,7 +124,7 @@ def _guess(name: str, values: pa.Array) -> Guess:
         return Guess(name, "categorical", why, {"float_ids": True})
     if word == "floats" or word.startswith("decimal"):
         return _of_numbers(name, values.cast(pa.float64()), "floating-point numbers")
-    return Guess(name, "left out", f"{kind} is no number, text, time or list of these")
+    return Guess(name, "left out", f"{kind} is not a number, text, time or list of these")
 
 
 def _are_whole(values: pa.Array) -> bool:
@@ -141,7 +142,7 @@ def _of_list(name: str, values: pa.Array, word: str) -> Guess:
 
 
 def _bag(name: str, why: str, lengths: I64, options: Mapping[str, object]) -> Guess:
-    """A list of ids: in order, where the name speaks of what was before."""
+    """Returns the guess for a list of ids: a sequence if its name suggests history, else a bag."""
     longest, usual = int(lengths.max()), int(np.percentile(lengths, 95))
     if longest > 2 * max(1, usual):
         options = {**options, "max_length": max(1, usual)}
@@ -169,7 +170,7 @@ def _of_strings(name: str, values: pa.Array) -> Guess:
     if distinct == 1:
         return _constant(name, values)
     if size >= LEAST_ROWS and distinct > ALL_DIFFER * size and not named(name, _IDS):
-        return Guess(name, "left out", "different text in every row: it would be learnt by heart")
+        return Guess(name, "left out", "different text in every row: a model would memorize it")
     if size >= LEAST_ROWS and distinct == size and named(name, _ROWS):
         return _row_number(name)
     if pc.mean(pc.binary_length(words)).as_py() > LONG_TEXT:
@@ -183,7 +184,11 @@ def _of_strings(name: str, values: pa.Array) -> Guess:
 
 
 def separator_in(name: str, words: pa.Array) -> str | None:
-    """The character between pieces: in many values, with pieces that come again, and, where it is a space, without letters."""
+    """Returns the character between pieces, or None.
+
+    Many values contain it, and the pieces repeat. Pieces between spaces or commas are numbers, unless the name suggests
+    lists.
+    """
     is_number = not named(name, _LISTS) and pc.all(pc.match_substring_regex(words, _THOUSANDS)).as_py()
     for separator in _SEPARATORS:
         having = pc.mean(pc.match_substring(words, separator.encode()).cast(pa.int8())).as_py()
@@ -193,7 +198,7 @@ def separator_in(name: str, words: pa.Array) -> str | None:
         distinct = pc.count_distinct(pieces).as_py()
         numbers = pc.all(pc.match_substring_regex(pieces, "^-?[0-9]+$")).as_py()
         if numbers and len(pc.unique(pc.count_substring(words, separator))) > 1:
-            return separator  # lists of other lengths, whatever their ids
+            return separator  # lists of different lengths, regardless of their ids
         spoken = separator in " ," and not numbers and not named(name, _LISTS)
         if distinct < 0.5 * len(pieces) and distinct <= 2 * pc.count_distinct(words).as_py() and not spoken:
             return separator
@@ -238,7 +243,7 @@ def _of_numbers(name: str, values: pa.Array, subject: str) -> Guess:
     if not len(numbers) or numbers.min() == numbers.max():
         return _constant(name, values)
     if numbers.max() > _BEYOND and named(name, "id|uid|uuid|key|hash"):
-        why = "ids as floating-point numbers, which tell no two large ones apart: write them as integers or text"
+        why = "ids as floating-point numbers, which cannot distinguish large ids: write them as integers or text"
         return Guess(name, "left out", why)
     low, middle, high = np.percentile(numbers, [0, 50, 99])
     skewed = low >= 0 and high > 10 * max(middle, 1e-12) and high > 10
@@ -252,7 +257,7 @@ def _constant(name: str, values: pa.Array) -> Guess:
 
 
 def _row_number(name: str) -> Guess:
-    return Guess(name, "left out", "another value in every row: it tells rows apart, and nothing about them")
+    return Guess(name, "left out", "a different value in every row: it only identifies the row")
 
 
 def _different(distinct: int, size: int) -> str:

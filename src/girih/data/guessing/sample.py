@@ -1,4 +1,6 @@
-"""Some rows of some data, as Arrow columns of any format; of text, its encoding, separator and header, and what its cells seem to be.
+"""A sample of rows, as Arrow columns, from any format.
+
+For text it also guesses encoding, separator, header, and the meaning of cells.
 
 Shapes: R rows.
 """
@@ -60,12 +62,12 @@ GuessedOptions = dict[str, tuple[object, str]]
 
 
 def with_encoding(files: tuple[DataFile, ...]) -> tuple[tuple[DataFile, ...], GuessedOptions]:
-    """The files with the encoding that their first bytes tell of, and the option for it."""
+    """Returns the files with the encoding that their first bytes suggest, and the option for it."""
     head = head_of(files[0], HEAD_BYTES)
     name = _encoding(head)
     if name is None:
         return files, {}
-    why = "no UTF-8; a guess: cp1252, cp1251, gbk, shift_jis and others look alike"
+    why = "not UTF-8; a guess: cp1252, cp1251, gbk, shift_jis and others are similar"
     why = "by its first bytes" if name.startswith("utf-16") else why
     return tuple(replace(file, encoding=name) for file in files), {"encoding": (name, why)}
 
@@ -79,7 +81,7 @@ def _encoding(head: bytes) -> str | None:
     head = head[: head.rfind(b"\n") + 1] or head
     text, high = head.decode("utf-8", "replace"), len(re.findall(rb"[\x80-\xff]", head))
     if text.count("\ufffd") <= 0.1 * sum(not mark.isascii() for mark in text):
-        return None  # UTF-8, some of it cut within a letter
+        return None  # UTF-8, cut within a letter
     for name, letters in _LETTERS.items():
         try:
             if sum(map(len, re.findall(letters, head))) >= 0.6 * high and head.decode(name):
@@ -92,8 +94,8 @@ def _encoding(head: bytes) -> str | None:
 def open_delimited(
     files: tuple[DataFile, ...], block_bytes: int, label: str | None = None
 ) -> tuple[DelimitedSource, GuessedOptions]:
-    """The source of files of cells, and how they are to be read; ``label`` is a name that a header has."""
-    read_head(files[0])  # which refuses an empty file
+    """Returns the source of delimited files, and the options to read them. ``label`` is a column name of the header."""
+    read_head(files[0])  # refuses an empty file
     text = head_of(files[0], HEAD_BYTES).decode("utf-8", "replace").removeprefix("\ufeff")
     lines = [line.rstrip("\r\n") for line in text.splitlines(keepends=True)[: LINES + 1] if line.strip()]
     lines = lines[:-1] if len(lines) > LINES or (len(text) > HEAD_BYTES // 2 and len(lines) > 1) else lines
@@ -102,7 +104,7 @@ def open_delimited(
     tried = {mark: _rows(lines, mark, opens) for mark in (*_STRONG, *_WEAK, *runs)}
     sizes = {mark: _size(rows) for mark, rows in tried.items()}
     if sizes[BLANKS] > 1 and not all(map(all, tried[" "])):
-        sizes[" "] = 0  # several blanks are one separator, rather than empty cells between blanks
+        sizes[" "] = 0  # several blanks are one separator, not empty cells between blanks
     kinds = (sorted(kind, key=sizes.__getitem__, reverse=True) for kind in (_STRONG, _WEAK, runs))
     separator = next((mark for kind in kinds for mark in kind if sizes[mark] > 1), ",")
     whole = (
@@ -133,7 +135,7 @@ def open_delimited(
 
 
 def _rows(lines: Sequence[str], separator: str, opens: bool) -> list[list[str]]:
-    """Lines as cells; those whose quotes go on in the next line are joined."""
+    """Splits lines into cells. Joins lines whose quotes continue on the next line."""
     if separator == BLANKS:
         return [line.split() for line in lines]
     mark = separator if len(separator) == 1 else "\x1f"
@@ -147,14 +149,17 @@ def _rows(lines: Sequence[str], separator: str, opens: bool) -> list[list[str]]:
 
 
 def _size(rows: Iterable[Sequence[str]]) -> int:
-    """The cells of a row, if nearly all rows, and the first one, have as many; else 0."""
+    """Returns the cells per row, if the first row and nearly all rows agree; else 0."""
     sizes = list(map(len, rows))
     most = max(set(sizes), key=sizes.count, default=0)
     return most if sizes.count(most) >= _ALIKE * len(sizes) and sizes[:1] == [most] else 0
 
 
 def _is_header(rows: Sequence[Sequence[str]], label: str | None) -> bool:
-    """Whether the first row has names: different ones, and in a column of numbers a word, or no number at all."""
+    """Returns whether the first row holds names.
+
+    Names differ. A name is a word above a column of numbers, or the whole row has no number.
+    """
     first, *others = rows
     below = [
         [cell for cell in column if cell.strip()] for column in itertools.zip_longest(*others, fillvalue="")
@@ -179,14 +184,14 @@ def _is_number(cell: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Some rows, and what the section ``[data]`` has to say to read them.
+    """Some rows, and the options of ``[data]`` to read them.
 
     Attributes:
-        table: R rows; cells of text as integers, floats or times where all of a column's are such, else strings.
-        options: of ``[data]``, each with the reason for it.
-        num_rows: of all files, estimated where nobody has counted them.
-        cells: options of columns' features by which their cells are read.
-        strings: columns that are strings in a format with types, whatever these spell.
+        table: R rows. Text becomes integers, floats or times if a whole column has this kind, else strings.
+        options: options of ``[data]``, each with its reason.
+        num_rows: rows of all files, estimated if the rows are not counted.
+        cells: options of the columns' features to read their cells.
+        strings: columns that are strings in a format with types, regardless of their text.
     """
 
     table: pa.Table
@@ -197,10 +202,10 @@ class Sample:
 
 
 def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
-    """Reads some rows from up to four places of the data; ``label`` is a column that it has.
+    """Reads some rows from up to four places of the data. ``label`` is an existing column.
 
     Raises:
-        MissingFileError, DataError: nothing there, or nothing that can be read.
+        MissingFileError, DataError: no data, or no readable data.
         ConfigError: a format that girih does not read.
     """
     train, files = _files(paths[0]) if len(paths) == 1 else (list(paths), find_files(list(paths)))
@@ -247,21 +252,21 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
         field.name for field in table.schema if columns.is_string(columns.value_type(field.type))
     )
     cells = Cells(table.select(names), is_text=form in ("csv", "criteo"))
-    size = sum(file.size for file in files)  # of compressed files, less than their text: there are more rows
+    size = sum(file.size for file in files)  # compressed files are smaller than their text: a low estimate
     estimated = max(num_rows, round(num_rows / num_bytes * size)) if num_bytes else num_rows
     of_types = frozenset() if form in ("csv", "criteo") else strings
     return Sample(cells.table, options | cells.data, source.num_rows or estimated, cells.features, of_types)
 
 
 def _files(path: str) -> tuple[str | list[str], tuple[DataFile, ...]]:
-    """The files, and what names them in a config: of a directory those of its most frequent ending."""
+    """Returns the files, and their name in a config. A directory stands for the files with its most frequent ending."""
     if not os.path.isdir(path):
         return path, find_files(path)
     found: dict[str, Counter[str]] = {}
     for _, _, names in os.walk(path):
         for name in names:
             if ending := _ending(name):
-                found.setdefault(ending, Counter())[name[name.rindex(ending) :]] += 1  # compression included
+                found.setdefault(ending, Counter())[name[name.rindex(ending) :]] += 1  # with compression
     most = max(found, key=lambda ending: found[ending].total(), default=".parquet")
     if most == ".parquet":
         return path, find_files(path, suffix=most)
@@ -270,7 +275,7 @@ def _files(path: str) -> tuple[str | list[str], tuple[DataFile, ...]]:
 
 
 def _ending(name: str) -> str | None:
-    """The ending that tells a file's format, compression left out."""
+    """Returns the ending that shows a file's format, without the ending of its compression."""
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     ending = os.path.splitext(name)[1]
@@ -278,7 +283,7 @@ def _ending(name: str) -> str | None:
 
 
 def _format(files: tuple[DataFile, ...]) -> tuple[str, tuple[DataFile, ...], GuessedOptions]:
-    """The format of files, these with their encoding, and the option for that.
+    """Returns the format of files, the files with their encoding, and the option for the encoding.
 
     Raises:
         ConfigError: a format that girih does not read; names it.
@@ -299,7 +304,7 @@ def _format(files: tuple[DataFile, ...]) -> tuple[str, tuple[DataFile, ...], Gue
 
 
 def _pairs(files: tuple[DataFile, ...], form: str) -> pa.Table:
-    """The table of libsvm, or of each field of libffm."""
+    """Returns the table of libsvm, or of each field of libffm."""
     labels: list[float | None] = []
     fields: dict[str, list[list[int]]] = {}
     numbers: dict[str, list[float]] = {}

@@ -1,8 +1,8 @@
-"""A topic as a source: partitions take turns, and a unit is the records of one turn.
+"""A Kafka topic as a source. Partitions take turns, and a unit is the records of one turn.
 
-A turn ends at a multiple of so many offsets. As long as records are there, which records come next is a function of the
-offsets where reading stands; at the end of the topic a partition without records is passed over, unless several readers
-have to see the same batches (decision 0054).
+A turn ends at a multiple of a fixed number of offsets. While records are available, the offsets of the position
+determine which records come next. At the end of the topic, reading skips a partition without records, unless several
+readers must see the same batches (decision 0054).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
-    """A record: its offset in the partition, and its value; None is a tombstone."""
+    """A record: its offset in the partition, and its value. None is a tombstone."""
 
     offset: int
     value: bytes | None
 
 
 def json_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
-    """One row per message. What a message lacks is missing; whole messages that do not serve are bad."""
+    """Returns one row per message. Absent columns are missing values. An unusable message is a bad row."""
     empty = [_bad(message, "", "") for message in messages if message.value is None]
     objects = [(message.offset, message.value) for message in messages if message.value is not None]
     rows = objects_to_rows(objects, list(plan.columns), plan, "message", {})
@@ -48,7 +48,7 @@ def json_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
 
 
 def arrow_rows(messages: Sequence[Message], plan: ReadPlan) -> ObjectRows:
-    """The rows of each message's record batches, one below the other."""
+    """Concatenates the rows of the record batches of all messages."""
     names = list(plan.columns)
     tables: list[pa.Table] = []
     offsets: list[int] = []
@@ -83,7 +83,7 @@ DECODE: Mapping[str, Callable[[Sequence[Message], ReadPlan], ObjectRows]] = {
 
 
 def names_in(messages: Sequence[Message]) -> set[str]:
-    """The names that JSON messages use."""
+    """Returns the names that JSON messages use."""
     found: set[str] = set()
     for message in messages:
         try:
@@ -102,21 +102,21 @@ def _bad(message: Message, reason: str, text: str) -> BadRow:
 
 WAIT_S = 0.2
 _AT_ONCE = 1000
-_MOST_TURNS = 8  # of one partition that are kept; then it is not fetched from until one is left
+_MOST_TURNS = 8  # turns of one partition that are kept; the partition then pauses until one turn is left
 
 
 class Incoming:
-    """A consumer of some partitions, each from an offset on.
+    """A consumer of some partitions, each from its own offset.
 
     Args:
         begins: partition → the first offset.
-        turn: records of a turn.
+        turn: number of records in a turn.
     """
 
     def __init__(self, topic: Topic, begins: Mapping[int, int], turn: int) -> None:
         self._topic, self._trouble, self._turn = topic, Trouble(topic), turn
         self._kept: dict[int, deque[Message]] = {partition: deque() for partition in begins}
-        self._behind = dict(begins)  # what is before these offsets has arrived, or is not there
+        self._behind = dict(begins)  # records before these offsets have arrived, or do not exist
         self._at_end: set[int] = set()
         self._paused: set[int] = set()
         self._consumer = topic.consumer(self._trouble)
@@ -124,14 +124,14 @@ class Incoming:
         self._consumer.assign([kafka.TopicPartition(topic.name, p, begin) for p, begin in begins.items()])
 
     def close(self) -> None:
-        """Leaves the brokers."""
+        """Closes the connection to the brokers."""
         self._consumer.close()
 
     def fetch(self) -> None:
         """Waits a moment for records.
 
         Raises:
-            DataError: a partition cannot be read on.
+            DataError: a partition cannot be read any further.
         """
         kafka = client()
         try:
@@ -150,7 +150,7 @@ class Incoming:
                 kafka.KafkaError.OFFSET_OUT_OF_RANGE,
             ):
                 raise DataError(
-                    f"{self._topic.address}, partition {each.partition()}: the records to go on with are no longer there"
+                    f"{self._topic.address}, partition {each.partition()}: the next records no longer exist"
                     f" ({each.error().str()}); keep them longer in Kafka"
                 )
             elif not each.error().retriable() and each.error().code() > 0:
@@ -159,10 +159,11 @@ class Incoming:
     def take(
         self, partition: int, until: int, *, patient: bool, stopped: Callable[[], bool]
     ) -> list[Message]:
-        """Takes the records of a partition below an offset, once they are here.
+        """Takes the records of a partition below an offset, when they have arrived.
 
         Args:
-            patient: waits for all of them; else what is here will do where the partition has no more.
+            patient: waits for all records. Otherwise returns the records that have arrived if the partition has no
+                more.
         """
         while self._behind[partition] < until and not stopped():
             if not patient and partition in self._at_end:
@@ -177,18 +178,18 @@ class Incoming:
         return taken
 
     def reached(self, partition: int) -> int:
-        """The offset of which all before has arrived."""
+        """Returns the offset up to which all records have arrived."""
         return self._behind[partition]
 
     def idle(self) -> bool:
-        """Whether no partition has any record here, and all are at their end."""
+        """Returns whether all partitions are at their end and no record is left to take."""
         return not any(self._kept.values()) and self._at_end >= self._kept.keys()
 
     def _keep(self, record: confluent_kafka.Message) -> None:
         self._trouble.over()
         partition, offset = record.partition(), record.offset()
         if offset < self._behind[partition]:
-            return  # it came twice, around a pause
+            return  # the record came twice, before and after a pause
         kept = self._kept[partition]
         kept.append(Message(offset, record.value()))
         self._behind[partition] = offset + 1
@@ -214,10 +215,10 @@ class KafkaSource(Source):
 
     Attributes:
         messages: ``json`` or ``arrow``.
-        spans: of the partitions, as they were when the source was opened.
-        endless: whether records to come are read too; else those before ``Span.behind``.
-        patient: whether a partition without records is waited for, so that all readers see the same order.
-        stopped: whether reading is to end.
+        spans: the spans of the partitions when the source was opened.
+        endless: also read future records. Otherwise read the records before ``Span.behind``.
+        patient: wait for a partition without records, so that all readers see the same order.
+        stopped: returns whether reading must end.
     """
 
     topic: Topic
@@ -237,25 +238,28 @@ class KafkaSource(Source):
         self.bounds = [list(span) for span in self.spans]
 
     def within(self, bounds: Sequence[Sequence[int]]) -> KafkaSource:
-        """The same topic with the bounds of another reader, each batch as all its readers see it."""
+        """Returns the same topic with the bounds of another reader. All readers then see the same batches."""
         return replace(self, spans=tuple(Span(*each) for each in bounds), patient=True)
 
     def until(self, stopped: Callable[[], bool]) -> KafkaSource:
-        """The same records, which end when asked to."""
+        """Returns the same source, which ends when ``stopped`` returns True."""
         return replace(self, stopped=stopped)
 
     def so_far(self) -> KafkaSource:
-        """The records that were there when the source was opened; those before the beginning, where there are no others."""
+        """Returns the existing records, as of the opening of the source.
+
+        If there are none after its start, returns the records before it.
+        """
         spans = self.spans
         if not total(spans):
             spans = tuple(span._replace(begin=span.first) for span in spans)
         return replace(self, spans=spans, endless=False)
 
     def check(self, plan: ReadPlan) -> None:
-        """Refuses a topic whose first records do not serve the plan; one without records is believed.
+        """Refuses a topic whose first records do not fit the plan. A topic without records passes.
 
         Raises:
-            DataError: it names the column, or the first message.
+            DataError: names the column or the first message.
         """
         if not self._first and total(self.so_far().spans):
             self._first.extend(self._look())
@@ -266,15 +270,15 @@ class KafkaSource(Source):
         table, _, bad = DECODE[self.messages](self._first, plan)
         if bad and not table.num_rows:
             raise DataError(
-                f"{self.topic.address}: none of the first {len(self._first)} records is of use; offset {bad[0].number}:"
+                f"{self.topic.address}: none of the first {len(self._first)} records is usable; offset {bad[0].number}:"
                 f" {bad[0].message} (messages = {self.messages!r})"
             )
 
     def read(self, plan: ReadPlan, order: I64, start: Cursor) -> Iterator[Unit]:
-        """Yields turns from ``start`` on: of the partition whose turn it is, each in the order of its offsets.
+        """Yields turns from ``start`` on. Partitions take turns, and each is read in the order of its offsets.
 
         Raises:
-            DataError: records that are to come next are no longer there.
+            DataError: the next records no longer exist.
         """
         next_offsets, turn = self._begins(start), TURN[self.messages]
         ends = {span.partition: span.behind for span in self.spans}
@@ -314,20 +318,20 @@ class KafkaSource(Source):
             begin = known.pop(span.partition, span.first if start.offsets else span.begin)
             if begin < span.first:
                 raise DataError(
-                    f"{where}: the records from offset {begin} to {span.first - 1} are no longer there, and were not read;"
+                    f"{where}: the records from offset {begin} to {span.first - 1} no longer exist, and were not read;"
                     " keep records longer in Kafka, and train in another run directory"
                 )
             if begin > span.behind:
                 raise DataError(
-                    f"{where}: ends at offset {span.behind}, before {begin}, where reading is to go on; was the topic made anew?"
+                    f"{where}: ends at offset {span.behind}, before {begin}, the next offset to read; was the topic recreated?"
                 )
             begins[span.partition] = begin
         if known:
-            raise DataError(f"{self.topic.address}: has no partition {min(known)} any more")
+            raise DataError(f"{self.topic.address}: no longer has partition {min(known)}")
         return begins
 
     def _look(self) -> list[Message]:
-        """The first records of some partition."""
+        """Returns the first records of some partition."""
         spans = [span for span in self.so_far().spans if span.behind > span.begin]
         span = spans[0]
         incoming = Incoming(self.topic, {span.partition: span.begin}, TURN[self.messages])

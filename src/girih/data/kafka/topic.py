@@ -1,6 +1,6 @@
-"""A Kafka topic: its address, its partitions and their offsets, and the consumer that reads them.
+"""A Kafka topic: its address, its partitions with their offsets, and the consumer that reads them.
 
-Nothing is committed to Kafka: where reading goes on is in our own checkpoints.
+girih commits nothing to Kafka. Its own checkpoints hold the offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OURS = (
 
 
 class Span(NamedTuple):
-    """Offsets of one partition: the first record that is there, where reading begins, and the offset behind the last record."""
+    """Offsets of a partition: the first existing record, the start of reading, and the end after the last record."""
 
     partition: int
     first: int
@@ -38,11 +38,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """A topic and how to reach it.
+    """A topic and its connection options.
 
     Attributes:
-        brokers: ``host:port``, several with commas between.
-        options: librdkafka's own, by its names.
+        brokers: ``host:port``, separated by commas.
+        options: librdkafka options, by their names.
     """
 
     brokers: str
@@ -58,7 +58,7 @@ class Topic:
 
     @classmethod
     def at(cls, address: str, options: Mapping[str, object] | None = None) -> Topic:
-        """Takes an address apart: ``kafka://host:port,host:port/topic``.
+        """Parses an address: ``kafka://host:port,host:port/topic``.
 
         Raises:
             ConfigError: not such an address.
@@ -74,15 +74,15 @@ class Topic:
         return f"{SCHEME}{self.brokers}/{self.name}"
 
     def consumer(self, trouble: Trouble) -> confluent_kafka.Consumer:
-        """A consumer of no partition yet.
+        """Returns a consumer without partitions.
 
         Raises:
-            ConfigError: confluent-kafka is not installed, or an option that librdkafka does not take.
+            ConfigError: confluent-kafka is not installed, or librdkafka refuses an option.
         """
         kafka = client()
         own = {
             "bootstrap.servers": self.brokers,
-            "group.id": "girih",  # asked for by the client; nothing is committed under it
+            "group.id": "girih",  # the client requires a group; nothing is committed under it
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
@@ -97,13 +97,13 @@ class Topic:
             raise ConfigError(f"kafka: {error}") from None
 
     def spans(self, start: str) -> tuple[Span, ...]:
-        """Asks for all partitions and their offsets, in the order of partitions.
+        """Asks the brokers for all partitions and their offsets, in the order of partitions.
 
         Args:
-            start: ``earliest``, ``latest``, or a moment as in ``2026-11-01T00:00:00Z``.
+            start: ``earliest``, ``latest``, or a moment such as ``2026-11-01T00:00:00Z``.
 
         Raises:
-            DataError: no broker answers, there is no such topic, or it may not be read.
+            DataError: no broker answers, the topic does not exist, or it may not be read.
         """
         kafka, trouble = client(), Trouble(self)
         moment = None if start in ("earliest", "latest") else _milliseconds(start)
@@ -119,11 +119,11 @@ class Topic:
                 asked = [kafka.TopicPartition(self.name, each.partition, moment) for each in partitions]
                 told = consumer.offsets_for_times(asked, timeout=ANSWER_S)
                 begins = [
-                    behind if each.offset < 0 else each.offset  # none that late: those to come
+                    behind if each.offset < 0 else each.offset  # no record is that late
                     for each, (_, behind) in zip(told, bounds, strict=True)
                 ]
         except kafka.KafkaException as error:
-            consumer.poll(0)  # has the client tell why
+            consumer.poll(0)  # lets the client report the reason
             why = trouble.last or _error_text(error)
             raise DataError(
                 f"{self.address}: no answer within {ANSWER_S:g} s ({why}); are the brokers' addresses right,"
@@ -138,28 +138,28 @@ class Topic:
 
 
 class Trouble:
-    """Keeps what a client tells of its brokers; when none answers, a line says so once, until records come again."""
+    """Keeps the last error of a client. Logs once when no broker answers, and again when records come again."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic, self._down = topic, False
         self.last: str | None = None
 
     def note(self, error: confluent_kafka.KafkaError) -> None:
-        """Takes note of an error that the client goes on after."""
+        """Records an error after which the client continues."""
         self.last = _first_line(error)
         if error.code() == client().KafkaError._ALL_BROKERS_DOWN and not self._down:
             self._down = True
             _LOG.warning("%s: no broker answers; the client keeps trying", self._topic.address)
 
     def over(self) -> None:
-        """Records come."""
+        """Notes that records arrive again."""
         if self._down:
             self._down = False
             _LOG.warning("%s: records come again", self._topic.address)
 
 
 def client() -> ModuleType:
-    """The module ``confluent_kafka``.
+    """Returns the module ``confluent_kafka``.
 
     Raises:
         ConfigError: it is not installed.
@@ -173,12 +173,12 @@ def client() -> ModuleType:
 
 
 def as_offsets(offsets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Offsets as positions hold them: by partition, ascending."""
+    """Returns offsets in the form that positions hold: by partition, ascending."""
     return tuple(sorted(offsets.items()))
 
 
 def total(spans: Iterable[Span]) -> int:
-    """Offsets from where reading begins."""
+    """Number of offsets after the start of reading."""
     return sum(max(0, span.behind - span.begin) for span in spans)
 
 
@@ -199,5 +199,5 @@ def _error_text(error: confluent_kafka.KafkaException) -> str:
 
 
 def _first_line(error: object) -> str:
-    """The first line of the client's words."""
+    """Returns the first line of the client's error text."""
     return str(error.str() if hasattr(error, "str") else error).splitlines()[0]

@@ -22,7 +22,7 @@ from girih.comm.group.trainers import gathered_rows
 from girih.data.batch import Batch
 from girih.dense.batch_norm import GlobalBatchNorm
 from girih.dense.half import DenseSpec
-from girih.dense.halves.replica import Replica, ReplicaComputed, to_device
+from girih.dense.halves.replica import Replica, ReplicaComputed, begin_as_first, to_device
 from girih.errors import ConfigError
 from girih.models.embeddings import Embeddings, Jagged
 from girih.models.loss import Targets
@@ -40,13 +40,11 @@ class SynchronousReplica(Replica):
         self.ranks = ranks
         if self.device.type == "cuda" and ranks.size > 1:
             _refuse_shared_gpus(ranks, self.device)
-        self._global_batch_norm = spec.global_batch_norm
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            ranks.broadcast_tensor(tensor.detach())
+        begin_as_first(self.module, ranks)
 
     def _normalizing(self, *, counted: bool) -> AbstractContextManager[object]:
         """Around a forward pass of training in which each trainer has other examples, which count or not."""
-        if not self._global_batch_norm or self.ranks.size == 1:
+        if not self._spec.global_batch_norm or self.ranks.size == 1:
             return nullcontext()
         return GlobalBatchNorm(self.ranks, self.stats_of_process, counted=counted)
 

@@ -6,10 +6,13 @@ The host learns the flag one step later. Until then the flag keeps parameters an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from girih.dense.halves.replica import Replica
 
 Gradients = list[Tensor | None]
 """The gradient of each parameter, or None if it took no part in the loss."""
@@ -17,29 +20,8 @@ Buffers = Sequence[tuple[Tensor, Tensor]]
 """Tensors, each with a copy of what it was before a batch."""
 
 
-class Movable(Protocol):
-    """The parameters, and what moves them.
-
-    Attributes:
-        begun: parameters whose state the optimizer has made.
-        stopped: 0-d bool, on the device: a step was refused, and the host does not know it yet.
-    """
-
-    device: torch.device
-    parameters: list[nn.Parameter]
-    optimizer: torch.optim.Optimizer | None
-    begun: set[nn.Parameter]
-    stopped: Tensor
-
-    def move(self, gradients: Gradients) -> None:
-        """One optimizer step."""
-
-    def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
-        """One optimizer step that a flag may refuse; see :func:`move_masked`."""
-
-
 def take_step_masked(
-    half: Movable, refused: Tensor, gradients: Gradients, buffers: Buffers
+    half: Replica, refused: Tensor, gradients: Gradients, buffers: Buffers
 ) -> Callable[[], None]:
     """One optimizer step, which leaves all as it was, and puts buffers back, where the flag is set; waits for nothing.
 
@@ -58,7 +40,7 @@ def take_step_masked(
     return go_on
 
 
-def move_masked(half: Movable, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
+def move_masked(half: Replica, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
     """One optimizer step, after clipping, which leaves all as it was where the flag is set.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
@@ -31,7 +31,9 @@ from girih.comm.service import Service, connect
 from girih.dense.half import DenseSpec
 from girih.dense.halves.deferred import Gradients
 from girih.dense.halves.replica import Replica
+from girih.dense.options import spread_over
 from girih.errors import WireError
+from girih.kernels.cpu.arrays import U8
 
 
 class ParameterVerb(IntEnum):
@@ -84,7 +86,7 @@ class ParameterServer(Service):
     def step(
         self,
         gradient: Tensor,
-        participating: NDArray[np.uint8],
+        participating: U8,
         version: int,
         move: Callable[[Gradients], object] | None = None,
     ) -> tuple[Tensor, int]:
@@ -101,8 +103,8 @@ class ParameterServer(Service):
                     f"a gradient of version {version} of the parameters; expected 0 to {self.version}"
                 )
             self.staleness_max = max(self.staleness_max, self.version - version)
-            parts = zip(_parts_of(gradient, self.replica.parameters), participating, strict=True)
-            (move or self.replica.move)([part if takes_part else None for part, takes_part in parts])
+            parts = zip(spread_over(self.replica.parameters, gradient), participating, strict=True)
+            (move or self.replica.move)([part if takes_part else None for (_, part), takes_part in parts])
             self.version += 1
             return self._flat(), self.version
 
@@ -232,7 +234,7 @@ class ParameterServerReplica(Replica):
         self._under_way.append(_Sending(self._departures.submit(send)))
         self._take_arrived(self._staleness)
 
-    def _flattened(self, gradients: Gradients) -> tuple[Tensor, NDArray[np.uint8]]:
+    def _flattened(self, gradients: Gradients) -> tuple[Tensor, U8]:
         """float32[P], and uint8[n], which of the parameters took part in the loss."""
         participating = np.array([gradient is not None for gradient in gradients], np.uint8)
         pairs = zip(self.parameters, gradients, strict=True)
@@ -279,14 +281,7 @@ class ParameterServerReplica(Replica):
         self._set_parameters(self._parcels.there(frame.arrays[0]), frame.fields[0])
 
     def _set_parameters(self, flat: Tensor, version: int) -> None:
-        parts = _parts_of(flat, self.parameters)
         with torch.no_grad():
-            for parameter, part in zip(self.parameters, parts, strict=True):
+            for parameter, part in spread_over(self.parameters, flat):
                 parameter.copy_(part)
         self._version = version
-
-
-def _parts_of(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """The numbers of each parameter, in its shape, of those of all together, float32[P]."""
-    parts = flat.split([parameter.numel() for parameter in parameters])  # type: ignore[no-untyped-call]
-    return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]

@@ -22,10 +22,9 @@ from girih.comm.group import TrainerGroup
 from girih.comm.group.trainers import BALLOT, LOSS, STOPS, Numbers, Vote, largest_of
 from girih.config.user_code import blame
 from girih.data.batch import Batch, label_scale
-from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.accel.compiled import CompiledModel
 from girih.dense.accel.process_settings import keep_freed_memory
-from girih.dense.half import DenseSpec, Outcome, StepFacts
+from girih.dense.half import DenseSpec, Outcome, ScoredSteps, StepFacts
 from girih.dense.halves.deferred import Buffers, Gradients, move_masked, take_step_masked
 from girih.dense.options import OptimizerFactory
 from girih.errors import ConfigError, GirihError, NonFiniteError, kind_of
@@ -157,7 +156,7 @@ class Replica:
     voters: TrainerGroup | None = None
 
     def __init__(self, spec: DenseSpec) -> None:
-        self.device, self.stats_of_process = spec.device, spec.stats
+        self._spec, self.device, self.stats_of_process = spec, spec.device, spec.stats
         if self.device.type == "cpu":
             keep_freed_memory()
         self.module = spec.module.to(self.device)
@@ -171,9 +170,6 @@ class Replica:
         if spec.compile:
             self._compiled = CompiledModel(self.module, replays=self.device.type == "cuda")
         self._loss = loss_of(self.module)
-        self._precision, self._forward = spec.precision, spec.forward
-        self._clip_norm, self._scored = spec.clip_norm, spec.scored
-        self._label_losses, self._huber_delta = spec.losses, spec.huber_delta
         self._to_logits: Callable[[Tensor], Tensor] | None = getattr(self.module, "logits", None)
         self._loss_features = _places(self.module)
         # a loss over the whole batch is each trainer's part of the step's, and needs all trainers in it
@@ -193,8 +189,8 @@ class Replica:
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
             targets, share = self._targets(batch)
-            if self._scored is not None:
-                self._score(outputs, targets)
+            if self._spec.scored is not None:
+                self._score(self._spec.scored, outputs, targets)
             mean = self._mean_loss(outputs, targets)
         with self._phase("backward"):
             none = outputs.new_zeros((), dtype=torch.float64)
@@ -258,8 +254,8 @@ class Replica:
             return
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
-        if self._clip_norm is not None:
-            self._clip(self._clip_norm)
+        if self._spec.clip_norm is not None:
+            self._clip(self._spec.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -322,7 +318,10 @@ class Replica:
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
         """The model's outputs, float32[B, T] where they are logits, checked."""
         numeric = moved(batch.numeric, self.device)
-        with torch.set_grad_enabled(train), self._arithmetic(train=train):
+        # what is compiled has products of its own
+        has_products = train and self._compiled is not None and self._spec.precision == "float32"
+        arithmetic = nullcontext() if has_products else self._spec.arithmetic()
+        with torch.set_grad_enabled(train), arithmetic:
             logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
         rows = self._num_outputs(batch.num_examples, train=train)
         labels = batch.labels.shape[1]  # without labels, columns are not known
@@ -349,8 +348,8 @@ class Replica:
             None if weights is None else moved(weights, self.device),
             None if of_labels is None else moved(of_labels, self.device),
             None if scale is None else moved(scale, self.device),
-            self._label_losses,
-            self._huber_delta,
+            self._spec.losses,
+            self._spec.huber_delta,
         )
         if self.whole_batch:
             return self._over_batch(targets, batch), 1.0
@@ -363,10 +362,9 @@ class Replica:
             ids={name: torch.from_numpy(each).to(self.device) for name, each in ids.items()}
         )
 
-    def _score(self, outputs: Tensor, targets: Targets) -> None:
+    def _score(self, scored: ScoredSteps, outputs: Tensor, targets: Targets) -> None:
         """Has the logits of a step counted."""
-        if self._scored is not None:
-            self._scored.add(self.logits(outputs.detach()), targets)
+        scored.add(self.logits(outputs.detach()), targets)
 
     def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor | None:
         """The mean loss, 0-d, checked; None without examples, unless all trainers take part in it."""
@@ -401,11 +399,6 @@ class Replica:
         """Times a part of a training step."""
         spans = self.stats_of_process.spans
         return spans(name) if self._compiled is None else self._compiled.phase(name, spans)
-
-    def _arithmetic(self, *, train: bool) -> AbstractContextManager[object]:
-        if train and self._compiled is not None and self._precision == "float32":
-            return nullcontext()  # what is compiled has products of its own
-        return arithmetic(self.device, precision=self._precision, forward=self._forward)
 
     def _module(self, *, train: bool) -> nn.Module:
         """The model, as this half computes it."""
@@ -461,6 +454,12 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
     if not isinstance(made, torch.optim.Optimizer | None):
         raise ConfigError(f"dense_optimizer made {kind_of(made)}; expected a torch.optim.Optimizer")
     return made
+
+
+def begin_as_first(module: nn.Module, ranks: TrainerGroup) -> None:
+    """Takes the first trainer's parameters and buffers."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        ranks.broadcast_tensor(tensor.detach())
 
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:

@@ -23,7 +23,7 @@ from girih.checkpoint.save import DenseState
 from girih.comm.group import TrainerGroup
 from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch, share_of
-from girih.dense.half import DenseSpec
+from girih.dense.half import DenseSpec, ScoredSteps
 from girih.dense.halves.allreduced import SynchronousReplica
 from girih.dense.halves.deferred import Gradients
 from girih.dense.halves.replica import ReplicaComputed
@@ -107,10 +107,10 @@ class SubstitutedReplica(SynchronousReplica):
         targets, share = super()._targets(share_of(none, self.ranks.rank, self.ranks.size))
         return targets, weight * share  # the batch itself may be a part of the step's
 
-    def _score(self, outputs: Tensor, targets: Targets) -> None:
+    def _score(self, scored: ScoredSteps, outputs: Tensor, targets: Targets) -> None:
         """Each trainer counts its share; where all have all examples, the first one counts them."""
         if self.split or self.ranks.first:
-            super()._score(outputs, targets)
+            super()._score(scored, outputs, targets)
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
         totals = self._totals(numeric, embeddings, train=train)

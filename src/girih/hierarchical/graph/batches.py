@@ -72,15 +72,6 @@ def batches_of(
     return [_drawn(numeric, embeddings, size, random) for size in sizes]
 
 
-def fit_for_gradients(embeddings: Embeddings) -> Embeddings:
-    """The same values as leaves of a graph of their own."""
-
-    def leaf(values: Tensor) -> Tensor:
-        return values.detach().requires_grad_()
-
-    return embeddings.mapped(leaf, lambda jagged: jagged._replace(values=leaf(jagged.values)))
-
-
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
     """Isolates random numbers and warnings, and turns gradients on."""
@@ -101,7 +92,7 @@ def _drawn(
             break
     index = torch.from_numpy(examples).to(numeric.device)
     drawn = embeddings.mapped(lambda values: values.index_select(0, index), lambda each: _taken(each, index))
-    return numeric.index_select(0, index), fit_for_gradients(drawn)
+    return numeric.index_select(0, index), drawn.mapped(lambda values: values.detach().requires_grad_())
 
 
 def _taken(sequence: Jagged, index: Tensor) -> Jagged:

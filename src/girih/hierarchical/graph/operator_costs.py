@@ -13,7 +13,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.modules.dropout import _DropoutNd
 
 from girih.hierarchical.graph.batches import isolated, read
-from girih.hierarchical.graph.building import OUTPUT
+from girih.hierarchical.graph.building import OUTPUT, word_of
 from girih.hierarchical.graph.runnable import RunnableGraph, attribute_of, is_importable, leaves
 from girih.models.embeddings import Embeddings
 from girih.planner.operators import DisjointSets, Edge, Operator, OperatorGraph
@@ -181,9 +181,7 @@ def _kind(net: RunnableGraph, node: fx.Node) -> str:
         return {"placeholder": "input"}.get(node.op, node.op)
     if node.target is read:
         return "input"
-    if node.target is getattr:
-        return str(node.args[1])
-    return str(getattr(node.target, "__name__", node.target)).strip("_")
+    return word_of(node)
 
 
 def _containers(value: object) -> Iterator[object]:

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from girih.dense.accel import onednn
-from girih.dense.accel.arithmetic import arithmetic
 from girih.dense.half import DenseSpec
 from girih.hierarchical.graph.batches import batches_of
 from girih.hierarchical.graph.runnable import CONSTANTS
@@ -90,7 +89,7 @@ def _computes_as(function: FlatForward, spec: DenseSpec, batches: list[tuple[Ten
     """Returns whether the outputs equal those of the module, to the last bit."""
     with torch.inference_mode():
         for batch in batches:
-            with arithmetic(spec.device, precision=spec.precision, forward=spec.forward):
+            with spec.arithmetic():
                 expected = spec.module(*batch)
             if not torch.equal(function(spec.module, *batch), expected):
                 return False

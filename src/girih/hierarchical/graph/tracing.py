@@ -144,10 +144,7 @@ def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedN
         built = Built(_whole(type(module).__name__), {}, ())
     else:
         objects = _objects(module, built)
-    example = (
-        numeric.detach(),
-        embeddings.mapped(Tensor.detach, lambda each: each._replace(values=each.values.detach())),
-    )
+    example = numeric.detach(), embeddings.mapped(Tensor.detach)
     net = net_of(module, built.left, objects, built.graph)
     return TracedNet(net, operator_graph(net, example), module, example, opaque, built.left)
 

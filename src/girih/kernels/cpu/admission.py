@@ -1,8 +1,8 @@
-"""Which new keys get a row: counting Bloom filters, and chance.
+"""Decides which new keys get a row, by counting Bloom filters or by chance.
 
-A filter of 8-bit saturating cells is cut into blocks of at most 4,096 cells; the upper bits of a key's hash
-choose the block, in the same order in which they choose the shard. So each shard keeps a contiguous range of
-blocks of the whole table's filter, and filters can be carried over to another number of shards.
+A filter of 8-bit saturating cells is cut into blocks of at most 4,096 cells. The upper bits of a key's hash choose
+the block, in the same order as they choose the shard. So each shard keeps a contiguous range of blocks of the whole
+table's filter, and filters can be moved to another number of shards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CELL = 255
 
 @njit_lean
 def cell_of(bloom: I64, key_id: Any, table: Any, number: Any) -> Any:
-    """The ``number``-th cell of a key, of ``NUM_HASHES``, as a place in ``cells``."""
+    """Returns the index of a key's ``number``-th cell in ``cells``; ``number`` is below ``NUM_HASHES``."""
     hashed = key_hash(key_id, table)
     block = scaled(hashed, bloom[table, TOTAL_BLOCKS]) - bloom[table, FIRST_BLOCK]
     within = (word16(mix(hashed), number) * bloom[table, BLOCK_CELLS]) >> 16
@@ -32,7 +32,7 @@ def cell_of(bloom: I64, key_id: Any, table: Any, number: Any) -> Any:
 
 @njit_lean
 def seen(cells: U8, bloom: I64, key_id: Any, table: Any) -> Any:
-    """An upper bound of the number of times a key was added; it is never less than the truth up to 255."""
+    """Returns an upper bound of the number of times a key was added. Counts stop at 255."""
     least = np.int64(MAX_CELL)
     for number in range(NUM_HASHES):
         least = min(least, np.int64(cells[cell_of(bloom, key_id, table, number)]))
@@ -41,7 +41,7 @@ def seen(cells: U8, bloom: I64, key_id: Any, table: Any) -> Any:
 
 @njit_lean
 def add(cells: U8, bloom: I64, key_id: Any, table: Any, count: Any) -> None:
-    """Counts ``count`` sightings of a key."""
+    """Counts ``count`` occurrences of a key."""
     for number in range(NUM_HASHES):
         cell = cell_of(bloom, key_id, table, number)
         cells[cell] = min(np.int64(cells[cell]) + np.int64(count), np.int64(MAX_CELL))
@@ -49,6 +49,6 @@ def add(cells: U8, bloom: I64, key_id: Any, table: Any, count: Any) -> None:
 
 @njit_lean
 def lucky(seed: Any, key_id: Any, step: Any, count: Any, probability: Any) -> Any:
-    """Whether one of ``count`` sightings in a step is drawn: a pure function of all of these."""
+    """Returns whether one of ``count`` occurrences in a step is drawn. Depends only on the arguments."""
     draw = uniform01(mix(mix(stream(seed, key_id)) ^ mix(step)))
     return draw < 1.0 - (1.0 - probability) ** count

@@ -1,10 +1,10 @@
-"""Kernels compiled before they are needed: on all cores, once for all processes of a machine.
+"""Compiles kernels before they are needed: on all cores, once for all processes of a machine.
 
-A kernel that is compiled leaves a mark beside numba's cache. Whoever finds marks missing takes a lock, so that others
-wait and then find them, and shares the work with processes of its own, since numba compiles one function at a time in
-each. Numbers of modules lie in a pipe, from which each process takes the next one. Kernels of one module are made of
-the same functions, which each process would compile anew. Whoever is killed leaves kernels without a mark, and the lock
-to those that go on.
+Each compiled kernel leaves a mark next to numba's cache. If a process finds marks missing, it takes a lock, and other
+processes wait and then find the marks. The process starts helper processes, because numba compiles only one function
+at a time in a process. A pipe holds numbers of modules, and each helper takes the next number. Kernels of one module
+stay together, because they use the same functions, which each process would have to compile again. If a process is
+killed, its kernels have no mark, and the lock goes to the remaining processes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
 TELL_EVERY_S = 10.0
-"""Seconds between two lines on how far compiling has come."""
+"""Seconds between two lines about compilation progress."""
 MODULES = (
     dedup, device_slots, disk_reads, gradients, lookup, mapped, pairs, pool, routing, strings, take, tensor_codecs,
     tiers, update, wire_codecs,
 )  # fmt: skip
-"""Those that, with what they import, make all kernels."""
+"""The modules that, with their imports, contain all kernels."""
 _LOG = logging.getLogger(__name__)
 _WARNED = "GIRIH_CACHE_WARNED"
 _EXPIRING = ("lookup.expire",)
@@ -78,20 +78,20 @@ _UNTRAINED = (
     "update.apply_", "update.assign", "update.begin_states", "index.insert_all", "recency.walk", "pairs.", "strings.unpack",
     "wire_codecs.", "tensor_codecs.",
 )  # fmt: skip
-"""Kernels that are called seldom, in a repair, by one format or one role."""
+"""Kernels that are rarely called: in a repair, by one format or by one role."""
 _AS_LOOKUP = ("index.", "recency.", *_RESTORING, "update.drop_rows")
-"""Made of the functions that those of ``lookup`` are made of, so taken with them."""
+"""Kernels that use the same functions as the kernels of ``lookup``, so one process compiles them together."""
 _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: types.uint64}
 
 
 def training(
     rows: Iterable[Sequence[SparseOptimizer]], evictions: Iterable[Eviction | None] = ()
 ) -> list[str]:
-    """Kernels that steps of training and evaluation call, and those that write checkpoints.
+    """Returns kernels that steps of training and evaluation call, and kernels that write checkpoints.
 
     Args:
         rows: for each group of tables, the optimizer of each segment of its rows.
-        evictions: those of the tables.
+        evictions: the evictions of the tables.
     """
     kinds = {type(each) for each in evictions}
     needed = {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
@@ -106,63 +106,63 @@ def _named(*beginnings: str) -> list[str]:
 
 
 def loading() -> list[str]:
-    """Kernels that take rows from checkpoints."""
+    """Returns kernels that load rows from checkpoints."""
     return _named(*_LOADING)
 
 
 def packing() -> list[str]:
-    """Kernels that make ids and floats smaller on their way between processes."""
+    """Returns kernels that compress ids and floats between processes."""
     return _named("wire_codecs.")
 
 
 def packing_tensors() -> list[str]:
-    """Kernels that make activations and their gradients smaller on their way between processes."""
+    """Returns kernels that compress activations and their gradients between processes."""
     return _named("tensor_codecs.")
 
 
 def on_disk() -> list[str]:
-    """Kernels that read and write the rows of an SSD tier."""
+    """Returns kernels that read and write the rows of an SSD tier."""
     return _named(*_ON_DISK)
 
 
 def above_host() -> list[str]:
-    """Kernels that keep account of rows in GPU memory above the host's."""
+    """Returns kernels that manage rows in GPU memory above the host's."""
     return _named(*_ABOVE_HOST)
 
 
 def writing_mapped() -> list[str]:
-    """Kernels that write rows into files to be mapped, and check such files."""
+    """Returns kernels that write rows into mapped files, and check these files."""
     return _named(*_MAPPED)
 
 
 def serving() -> list[str]:
-    """Kernels that answer requests from mapped rows."""
+    """Returns kernels that answer requests from mapped rows."""
     return _named(*_MAPPED, "dedup.dedup", "pool.stitch", "strings.", "take.")
 
 
 def usual() -> list[str]:
-    """Kernels of one process that trains, evaluates, loads, predicts, exports and serves with all rows in memory."""
+    """Returns kernels of a process that trains, loads, predicts, exports and serves with all rows in memory."""
     applying = _named("update.apply_")
     return list(dict.fromkeys([*training(()), *applying, *loading(), *writing_mapped(), *serving()]))
 
 
 def publishing() -> list[str]:
-    """Kernels that copy what changed."""
+    """Returns kernels that copy changed rows."""
     return ["device_slots.copy_values"]
 
 
 def make_ready(names: Iterable[str], log: Callable[[str], None] = _LOG.warning) -> float:
-    """Compiles those of some kernels that this machine has not compiled before.
+    """Compiles the named kernels that this machine has not compiled before.
 
     Args:
-        log: receives a line when that begins, one when it is done, and others in between where it takes long.
+        log: receives a line at the start and at the end, and more lines between if compilation takes long.
 
     Returns:
-        Seconds that it took, 0 where nothing was missing.
+        The seconds that compilation took, 0 if nothing was missing.
     """
     names = list(names)
     if CACHE_WARNING and _WARNED not in os.environ:
-        os.environ[_WARNED] = "1"  # processes that this one starts do not repeat it
+        os.environ[_WARNED] = "1"  # child processes do not repeat it
         log(CACHE_WARNING)
     if JIT_DISABLED or not missing_of(names):
         return 0.0
@@ -179,7 +179,7 @@ def make_ready(names: Iterable[str], log: Callable[[str], None] = _LOG.warning) 
 
 @contextlib.contextmanager
 def _logging_progress(names: Sequence[str], log: Callable[[str], None]) -> Iterator[None]:
-    """Tells now and then how many of some kernels are ready, whoever compiled them, where it is another number than before."""
+    """Logs the number of compiled kernels when it changes, regardless of the process that compiled them."""
     done = threading.Event()
 
     def log_until_done() -> None:
@@ -200,7 +200,7 @@ def _logging_progress(names: Sequence[str], log: Callable[[str], None]) -> Itera
 
 
 def signatures(kernel: Kernel) -> list[tuple[Any, ...]]:
-    """The types of arguments by which a kernel is compiled, once for each of its kinds."""
+    """Returns the argument types for each compilation of a kernel."""
     hints = get_type_hints(kernel.dispatcher.py_func, include_extras=True)
     hints.pop("return")
     return [tuple(_type_of(kind) for kind in (hints | dict(kinds)).values()) for kinds in kernel.kinds]
@@ -214,7 +214,7 @@ def _type_of(hint: Any) -> Any:
         return types.BaseTuple.from_types([_type_of(field) for field in fields], hint)
     metadata = getattr(hint, "__metadata__", ())
     array = hint.__origin__ if metadata else hint
-    alias = getattr(get_origin(array), "__value__", None)  # from NumPy 2.5 on, NDArray is an alias of a type
+    alias = getattr(get_origin(array), "__value__", None)  # from NumPy 2.5 on, NDArray is a type alias
     if alias is not None:
         array = alias[get_args(array)]
     (item,) = get_args(get_args(array)[1])
@@ -227,7 +227,7 @@ def _mark(name: str) -> Path:
 
 
 def is_kept(name: str) -> bool:
-    """Whether the cache directory has a kernel."""
+    """Returns whether the cache directory has a kernel."""
     return CACHE_DIRECTORY is not None and _mark(name).exists()
 
 
@@ -239,12 +239,12 @@ def _is_ready(name: str) -> bool:
 
 
 def missing_of(names: Iterable[str]) -> list[str]:
-    """Those of some kernels that are not compiled yet, each once."""
+    """Returns the named kernels that are not compiled yet, each once."""
     return [name for name in dict.fromkeys(names) if not _is_ready(name)]
 
 
 def _by_module(names: Iterable[str]) -> list[list[str]]:
-    """Kernels of one module together; the modules that take longest come first."""
+    """Groups kernels by module. Modules that take longest come first."""
     modules: dict[str, list[str]] = {"lookup": [], "update": []}
     for name in names:
         module = "lookup" if name.startswith(_AS_LOOKUP) else name.partition(".")[0]
@@ -253,7 +253,10 @@ def _by_module(names: Iterable[str]) -> list[list[str]]:
 
 
 def _alone() -> contextlib.AbstractContextManager[int | None]:
-    """Waits until no other process of this machine compiles; enters the lock, which ends with all that hold it."""
+    """Waits until no other process of this machine compiles, then takes the lock.
+
+    The lock lasts until all its holders end.
+    """
     if CACHE_DIRECTORY is None:
         return contextlib.nullcontext()
     with contextlib.suppress(OSError):  # a full disk
@@ -268,14 +271,14 @@ def _compile_together(names: Sequence[str], lock: int | None) -> None:
     os.close(feed)
     helpers: list[subprocess.Popen[bytes]] = []
     try:
-        if lock is not None:  # without a directory, nobody would find what others compile
+        if lock is not None:  # without a directory, no process would find the work of helpers
             num_helpers = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, num_modules) - 1
-            with contextlib.suppress(OSError):  # no process can be started: this one does it all
+            with contextlib.suppress(OSError):  # no process can be started; this one compiles all
                 helpers.extend(_helper(names, queue, lock) for _ in range(num_helpers))
         _work_off(queue, names)
         for helper in helpers:
             helper.wait()
-        for name in missing_of(names):  # of a helper that was killed
+        for name in missing_of(names):  # kernels of a killed helper
             _compile(name)
     finally:
         os.close(queue)

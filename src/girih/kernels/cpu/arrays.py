@@ -1,8 +1,9 @@
 """The types of arrays in kernels: kind and bits of an item.
 
-Kernels that Python calls are compiled by their annotations: arrays are C-contiguous, of one dim, or of as many as
-the name says (``x2``). What is only read, and may come from Arrow or from another process, is sealed: one kind of
-arrays, whether they could be written or not. In functions that kernels call, names say nothing of dims and seals.
+Annotations give the types for compiling kernels that Python calls. Arrays are C-contiguous and have one dim, or the
+number in the name (``x2``). Arrays that are only read, and may come from Arrow or from another process, are sealed. A
+sealed array has one type, whether or not its memory is writable. In functions that only kernels call, these names do
+not fix dims and seals.
 """
 
 from typing import Annotated, Any
@@ -44,7 +45,7 @@ SealedF32x2 = Annotated[F32, 2, SEALED]
 
 
 def sealed(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view, for kernels that take one."""
+    """Returns a read-only view, for kernels that take sealed arrays."""
     view = array.view()
     view.flags.writeable = False
     return view

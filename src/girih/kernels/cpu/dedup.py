@@ -1,8 +1,8 @@
-"""Dedup: the ids of a batch become unique keys of one shard, and each id learns its key's number.
+"""Deduplicates the ids of a batch into unique keys of one shard, and gives each id the number of its key.
 
-A scratch hash table serves one table of rows after the other, and stays in L2: slots hold numbers that only grow,
-so that what an earlier table or batch left is known as old and never cleared. Ids of a table that are too many for that
-are parted by hash first, and each part takes its turn.
+One scratch hash table serves all tables of rows in turn, and stays in L2. Slots hold numbers that only grow. So
+entries of earlier tables or batches are recognized as old, and the hash table is never cleared. If a table has too
+many ids for this, they are first divided by hash into parts, which take turns.
 
 Shapes: B examples, F features of the group, N ids in the batch, n of one feature, U unique keys of this shard.
 """
@@ -18,9 +18,9 @@ from girih.kernels.cpu.hashing import key_hash, low_bits, scaled, word16
 from girih.kernels.cpu.jit import kernel, njit_lean
 
 MAX_NUMBER = (1 << 31) - 1
-SLOTS_PER_ID = 3  # at least: few enough to stay in L2, many enough that homes are free
+SLOTS_PER_ID = 3  # at least; few enough for L2, enough for free homes
 LEAST_SLOTS = 1 << 10
-MOST_TOGETHER = 1 << 13  # ids of a table that are not parted
+MOST_TOGETHER = 1 << 13  # ids of a table that are not divided
 PART_BITS = 4
 NUM_PARTS = 1 << PART_BITS
 
@@ -37,15 +37,16 @@ def choose(
     positions: I32,
     count: Any,
 ) -> Any:
-    """Lists in ``positions``, from ``count`` on, which of ``ids[first:last]`` are this shard's; returns how many there are now.
+    """Lists the indices of this shard's ids among ``ids[first:last]`` in ``positions``, from ``count`` on.
 
-    ``hashes``, uint64[·], takes the hash of each id listed, in their order.
+    ``hashes``, uint64[·], receives the hash of each listed id, in the same order. Returns the new number of listed
+    ids.
     """
     part, part_hashes, places = ids[first:last], hashes[count:], positions[count:]
     for i in range(len(part)):
         part_hashes[i] = key_hash(part[i], table)
     chosen = np.int64(0)
-    for i in range(len(part)):  # without a branch, which would be mispredicted every other time
+    for i in range(len(part)):  # a branch would be mispredicted half of the time
         h = part_hashes[i]
         places[chosen] = first + i
         part_hashes[chosen] = h
@@ -55,18 +56,18 @@ def choose(
 
 @njit_lean
 def part_of(h: Any) -> Any:
-    """The part of a table's ids that a hash belongs to."""
+    """Returns the part of a table's ids that a hash belongs to."""
     return word16(h, 1) >> (16 - PART_BITS)
 
 
 @njit_lean
 def part_by_hash(hashes: U64, positions: I32, count: Any, room: Any, ends: I64) -> None:
-    """Sorts what :func:`choose` lists by parts; it lies ``room`` places further on, part p up to ``ends[p]``."""
+    """Sorts the result of :func:`choose` by parts. Writes it ``room`` places later; part p ends at ``ends[p]``."""
     ends[:] = 0
     for n in range(count):
         ends[part_of(hashes[n])] += 1
     total = np.int64(room)
-    for part in range(len(ends)):  # until it is filled, a part's end is where its next id goes
+    for part in range(len(ends)):  # a part's end is the place of its next id until it is filled
         total += ends[part]
         ends[part] = total - ends[part]
     for n in range(count):
@@ -95,7 +96,7 @@ def number_keys(
     key_tables: I32,
     counts: I32,
 ) -> Any:
-    """Numbers the keys of the ids ``positions[first:last]``; returns how many keys there are now."""
+    """Numbers the keys of the ids ``positions[first:last]``. Returns the new number of keys."""
     for n in range(first, last):
         i = positions[n]
         id_ = ids[i]
@@ -149,7 +150,7 @@ def unique_keys(
             count = choose(ids, begin, end, table, shard, num_shards, hashes, positions, count)
             num_ids += end - begin
             last += 1
-        oldest = base + num_keys  # of this table's entries
+        oldest = base + num_keys  # oldest entry of this table
         if num_ids <= MOST_TOGETHER:
             num_keys = number_keys(
                 ids, table, hashes, positions, 0, count, len(scratch) - 1, scratch, base, oldest, first_key, num_keys,
@@ -176,7 +177,7 @@ def unique_keys(
 
 @njit_lean
 def sum_counts(inverse: I32, counts: I32, first_key: Any, out: I32) -> None:
-    """Writes to ``out``, int32[U], the sum of the ``counts``, int32[N], of the ids of each key from ``first_key`` on."""
+    """Writes the sum of ``counts``, int32[N], over the ids of each key from ``first_key`` on to ``out``, int32[U]."""
     out[:] = 0
     for n in range(len(inverse)):
         key = inverse[n] - first_key
@@ -210,21 +211,20 @@ def dedup(
 
     Args:
         ids: int64[N] of the whole batch; offsets: int32[·], the batch's bag bounds.
-        features, tables: int64[F], int32[F]: which features, and the table of each; features of one
-            table stand together.
-        shard, num_shards: whose keys; other ids are passed over.
-        scratch: int32[S], S a power of two above the ids of any one table that is not parted: ``base`` plus the number
-            of a key. What is below ``base`` is a free slot.
-        base: at least 1, above all that calls before wrote to ``scratch``: their ``base`` + U.
-        hashes, positions: scratch, uint64 and int32, with room for the ids of any one table; for those of a table with
-            more than :data:`MOST_TOGETHER` ids twice.
-        first_key: number of the first key, where shards share one numbering.
+        features, tables: int64[F], int32[F]: the features, and the table of each; features of one table are adjacent.
+        shard, num_shards: the shard; ids of other shards are skipped.
+        scratch: int32[S], S a power of two above the number of ids of any undivided table: ``base`` plus the number
+            of a key. Smaller values than ``base`` mark free slots.
+        base: at least 1, above all values that earlier calls wrote to ``scratch``: their ``base`` + U.
+        hashes, positions: scratch, uint64 and int32, with room for the ids of any table; twice this room if a table
+            has more than :data:`MOST_TOGETHER` ids.
+        first_key: number of the first key, if shards share one numbering.
         ends: scratch, int64[:data:`NUM_PARTS`].
-        amounts: int32[N], how often each id stands for itself, the numbers of ids elsewhere being -1; of length 0 where
-            it is once.
+        amounts: int32[N], the count of each id; ``inverse`` must be -1 for ids of other shards. Length 0 means a
+            count of 1 each.
         inverse: int32[N], written for this shard's ids: the number of each id's key.
         keys, key_tables, counts: int64, int32, int32, each with room for every id; written up to U.
-        key_ends: int64[F], written: how many keys there are after each feature's table.
+        key_ends: int64[F], written: the number of keys after each feature's table.
 
     Returns:
         U.

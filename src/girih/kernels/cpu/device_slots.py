@@ -1,10 +1,12 @@
-"""Rows whose values lie in slots of a device's memory, or with the host: found, given a slot, sent home.
+"""Rows whose values are in slots of a device's memory, or on the host.
 
-The host's shard has the meta of every row, and says here which rows have a slot; it knows nothing of what lies in one.
-Slots are taken from a stack of free ones. Where that is empty, a hand that goes around them (a clock) empties one, past
-those that are hot and those that were used of late.
+Kernels find rows, give them slots and empty slots.
 
-Shapes: R rows, N slots, U keys, K rows on their way, V 32-bit words of a record.
+The host's shard has the meta of every row, and records here which rows have a slot. It does not know the values in a
+slot. Free slots are taken from a stack. If the stack is empty, a clock hand goes around the slots and empties one. It
+skips hot slots and recently used slots.
+
+Shapes: R rows, N slots, U keys, K rows in transit, V 32-bit words of a record.
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ from girih.kernels.cpu.saving import keep_row
 from girih.kernels.cpu.tiers import CHANGED, MISSING, NO_SLOT, empty_slot, fill_slot, next_slot, use_slot
 from girih.kernels.cpu.update import row_to_move
 
-NUM_FREE = 7  # the entry of ``state`` behind those of :mod:`girih.kernels.cpu.tiers`
+NUM_FREE = 7  # the entry of ``state`` after those of :mod:`girih.kernels.cpu.tiers`
 NUM_LEFT = 0  # the entry of ``ends``
 
 
 class DeviceSlots(NamedTuple):
-    """Slots of a device, as the host keeps account of them.
+    """The host's record of slots on a device.
 
     Attributes:
-        slot_of: int32[R], one more than the slot that has a row's values; 0 where the host has them.
-        rows: int32[N], the row that each holds, or -1.
-        calls: int32[N], the last call that used it.
-        flags: uint8[N], see :class:`girih.kernels.cpu.tiers.Slots`. CHANGED: the host has it otherwise.
-        free: int32[N], of which the first are the free slots.
-        state: int64[8]: see there; and how many slots are free.
+        slot_of: int32[R], the slot with a row's values + 1, or 0 if the host has them.
+        rows: int32[N], the row in each slot, or -1.
+        calls: int32[N], the last call that used the slot.
+        flags: uint8[N], see :class:`girih.kernels.cpu.tiers.Slots`. CHANGED: the host has other values.
+        free: int32[N]; its first entries are the free slots.
+        state: int64[8]: see :class:`girih.kernels.cpu.tiers.Slots`; and the number of free slots.
     """
 
     slot_of: I32
@@ -47,7 +49,7 @@ class DeviceSlots(NamedTuple):
 
 
 class EvictedSlots(NamedTuple):
-    """Rows that leave their slots and are to be sent home: slots, int32[K], rows, int32[K], and how many, int64[1]."""
+    """Rows that leave their slots for the host: slots, int32[K], rows, int32[K], and their number, int64[1]."""
 
     slots: I32
     rows: I32
@@ -56,14 +58,15 @@ class EvictedSlots(NamedTuple):
 
 @kernel()
 def find(slots: DeviceSlots, rows: I32, known: I32, reads: bool, row_slots: I32) -> Any:
-    """Writes the slot of each row: ``MISSING`` where it has none, ``NO_SLOT`` where there is no row; marks slots used.
+    """Writes the slot of each row, ``MISSING`` if it has none, ``NO_SLOT`` if there is no row. Marks slots as used.
 
     Args:
-        known: int32[U], the rows that were there before this call made any.
-        reads: whether training reads them, so that what was fetched ahead counts.
+        known: int32[U], the rows that existed before this call made new rows.
+        reads: whether training reads the rows, which ends their FETCHED state.
 
     Returns:
-        How many rows miss a slot; and how many of those that were there have or had to come from the host.
+        The number of rows that miss a slot, and the number of existing rows whose values came or must come from the
+        host.
     """
     num_missing, num_cold = 0, 0
     for i in range(rows.shape[0]):
@@ -92,7 +95,7 @@ def _empty(slots: DeviceSlots, slot: Any) -> None:
 
 @kernel()
 def forget(slots: DeviceSlots, known: I32, rows: I32) -> None:
-    """Empties the slots of rows that keys have just got: what lies there is of those that had their numbers before."""
+    """Empties the slots of rows that new keys just got, because these slots hold values of earlier keys."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         if known[i] < 0 and row >= 0 and slots.slot_of[row] > 0:
@@ -108,12 +111,15 @@ def give_up(slots: DeviceSlots, emptied: I32) -> None:
 
 @njit_lean
 def _free_one(shard: Shard, slots: DeviceSlots, leaving: EvictedSlots) -> Any:
-    """Empties the next slot that may be; what it held is noted, if only it has it. Returns whether there was one."""
+    """Empties the next slot that may be emptied.
+
+    Records its row if only the slot has the values. Returns whether there was one.
+    """
     slot = next_slot(slots, False)
     if slot < 0:
         return False
     row = np.int64(slots.rows[slot])
-    if slots.flags[slot] & CHANGED and shard.meta[row, at.TABLE] >= 0:  # else its key has left meanwhile
+    if slots.flags[slot] & CHANGED and shard.meta[row, at.TABLE] >= 0:  # else its key has left
         number = leaving.ends[NUM_LEFT]
         leaving.slots[number] = slot
         leaving.rows[number] = row
@@ -126,10 +132,12 @@ def _free_one(shard: Shard, slots: DeviceSlots, leaving: EvictedSlots) -> Any:
 def take(
     shard: Shard, slots: DeviceSlots, rows: I32, start: int, row_slots: I32, leaving: EvictedSlots
 ) -> Any:
-    """Gives a slot, from key ``start`` on, to each row whose ``row_slots`` is ``MISSING``; others leave for it.
+    """Gives a slot to each row whose ``row_slots`` is ``MISSING``, from key ``start`` on.
+
+    Other rows leave if necessary.
 
     Returns:
-        The key to go on from once there are more slots, or U.
+        The key at which to continue when there are more slots, or U.
     """
     state = slots.state
     for i in range(start, rows.shape[0]):
@@ -148,7 +156,7 @@ def take(
 
 @kernel()
 def free_some(shard: Shard, slots: DeviceSlots, wanted: int, leaving: EvictedSlots) -> Any:
-    """Empties slots until ``wanted`` are free; returns how many are lacking."""
+    """Empties slots until ``wanted`` slots are free. Returns how many are missing."""
     while slots.state[NUM_FREE] < wanted and _free_one(shard, slots, leaving):
         pass
     return max(0, wanted - slots.state[NUM_FREE])
@@ -156,7 +164,10 @@ def free_some(shard: Shard, slots: DeviceSlots, wanted: int, leaving: EvictedSlo
 
 @kernel()
 def note_updates(shard: Shard, ids: I64, tables: I32, rows: I32, step: int, moving: I32) -> None:
-    """Writes the row of every key, ``rows`` where it is still there, or -1; counts it and notes it as moved in this step."""
+    """Writes the row of every key, or -1.
+
+    Checks the hint in ``rows``, counts the key, and marks the row as moved in this step.
+    """
     for i in range(ids.shape[0]):
         prefetch_ahead(shard, rows, i, at.META_COLUMNS)
         moving[i] = row_to_move(shard, ids[i], np.int64(tables[i]), np.int64(rows[i]), step)
@@ -164,7 +175,7 @@ def note_updates(shard: Shard, ids: I64, tables: I32, rows: I32, step: int, movi
 
 @kernel()
 def note_versions(shard: Shard, rows: I32, version: int) -> None:
-    """Notes rows as changed in a step, those that there are."""
+    """Marks existing rows as changed in a step."""
     for i in range(rows.shape[0]):
         if rows[i] >= 0:
             row = np.int64(rows[i])
@@ -174,7 +185,7 @@ def note_versions(shard: Shard, rows: I32, version: int) -> None:
 
 @kernel()
 def copy_values(shard: Shard, rows: I32, out: I32x2) -> None:
-    """Copies what lies behind the meta of rows, int32[K], to ``out``, int32[K, V - 8]."""
+    """Copies the words after the meta of rows, int32[K], to ``out``, int32[K, V - 8]."""
     for i in range(rows.shape[0]):
         prefetch_ahead(shard, rows, i, shard.meta.shape[1])
         for word in range(out.shape[1]):
@@ -183,7 +194,7 @@ def copy_values(shard: Shard, rows: I32, out: I32x2) -> None:
 
 @kernel()
 def put_values(shard: Shard, rows: I32, values: I32x2) -> None:
-    """Writes what lies behind the meta of rows, int32[K]: ``values``, int32[K, V - 8]."""
+    """Writes ``values``, int32[K, V - 8], to the words after the meta of rows, int32[K]."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         keep_row(shard, row)

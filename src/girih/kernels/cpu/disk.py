@@ -1,8 +1,8 @@
-"""Records in blocks of a file: where they lie, into a segment's memory, and out of blocks that were read.
+"""Copies records to and from blocks of a file.
 
-A segment is blocks and, behind them, the owner of each of its records. A block holds ``per_block`` records, so that
-none crosses a block; a record that is larger than the smallest block has one of its own. A record's *place* is its
-number, counted over all segments.
+A segment has blocks and then the owner of each record. A block holds ``per_block`` records, so no record crosses a
+block. A record that is larger than the smallest block has its own block. A record's *place* is its number, counted
+over all segments.
 
 Shapes: n records, R bytes of a record.
 """
@@ -22,7 +22,7 @@ NOBODY = -1
 
 
 class Blocks(NamedTuple):
-    """The layout of records in a segment, and the most that is read at once; sizes in bytes."""
+    """The layout of records in a segment, and the maximum size of a read; sizes in bytes."""
 
     record_bytes: int
     block_bytes: int
@@ -33,13 +33,13 @@ class Blocks(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Reads for a list of records, each of a block or some that follow each other; made by :func:`plan_reads`.
+    """Reads for a list of records, each of one block or several adjacent blocks. :func:`plan_reads` makes them.
 
     Attributes:
-        offsets, sizes: int64[n], where each read lies in the file, and its bytes; the first m count.
-        starts: int64[n + 1], for each read the first of its records; they end where those of the next one begin.
-        rows: int64[n], for each record its row of ``out``.
-        inside: int64[n], for each record where in its read it begins.
+        offsets, sizes: int64[n], the offset of each read in the file, and its bytes; only the first m are valid.
+        starts: int64[n + 1], the first record of each read; its records end at the first record of the next read.
+        rows: int64[n], the row in ``out`` of each record.
+        inside: int64[n], the offset of each record in its read.
         out: uint8[n, R].
     """
 
@@ -53,19 +53,19 @@ class Reads(NamedTuple):
 
 @njit_lean
 def _block_of(blocks: Blocks, place: Any) -> Any:
-    """The offset in its segment of the block that holds a record."""
+    """Returns the offset in its segment of the block that holds a record."""
     return place % blocks.per_segment // blocks.per_block * blocks.block_bytes
 
 
 @njit_lean
 def _byte_of(blocks: Blocks, place: Any) -> Any:
-    """The offset of a record in its segment."""
+    """Returns the offset of a record in its segment."""
     return _block_of(blocks, place) + place % blocks.per_segment % blocks.per_block * blocks.record_bytes
 
 
 @njit_lean
 def take_records(blocks: Blocks, reads: Reads, number: Any, memory: Any) -> None:
-    """Copies the records that are wanted of a read, whose bytes lie at an address, to where they are wanted."""
+    """Copies the wanted records of a read to their rows. ``memory`` is the address of the bytes that were read."""
     out, size = address_of(reads.out), blocks.record_bytes
     for i in range(reads.starts[number], reads.starts[number + 1]):
         copy_bytes(out + reads.rows[i] * size, memory + reads.inside[i], size)
@@ -73,12 +73,12 @@ def take_records(blocks: Blocks, reads: Reads, number: Any, memory: Any) -> None
 
 @kernel()
 def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, reads: Reads) -> int:
-    """Copies records of segments in memory and lists reads of the blocks of all others, each block once.
+    """Copies records of segments in memory, and plans reads of the blocks of all other records, each block once.
 
     Args:
         places: int64[n], one for each row of ``out``.
-        order: int64[n], the numbers of places in the order of places.
-        in_memory: int64[S], by segment the address of its memory, 0 where it is on the disk alone.
+        order: int64[n], the indices that sort ``places``.
+        in_memory: int64[S], by segment the address of its memory, or 0 if it is only on the disk.
 
     Returns:
         m, the number of reads; -1 if a place is in no segment.
@@ -97,7 +97,7 @@ def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, re
             continue
         base = segment * blocks.segment_bytes
         offset = base + _block_of(blocks, place)
-        if offset >= end:  # places are in order: it lies in the blocks that were read last, or behind them
+        if offset >= end:  # places are sorted, so this block is in the last read or after it
             if offset > end or num_reads == 0 or offset - start == blocks.read_bytes:
                 start = offset
                 reads.offsets[num_reads] = start
@@ -127,10 +127,10 @@ def put_records(
 
 @kernel()
 def take_live(blocks: Blocks, segment: U8, alive: U8, owners: I32, records: U8x2) -> int:
-    """Copies the records of a segment that are alive, and their owners; returns their number.
+    """Copies the live records of a segment and their owners. Returns their number.
 
     Args:
-        segment: as it lies on the disk.
+        segment: the bytes of the segment on disk.
         alive: uint8[·], by record.
         owners: int32[·]. records: uint8[·, R]; both written from the start.
     """

@@ -1,9 +1,9 @@
-"""Blocks read from a file with direct I/O: read after read by ``pread``, or many at once by ``io_uring``.
+"""Reads blocks of a file with direct I/O, one at a time by ``pread``, or many at once by ``io_uring``.
 
-A ring is memory shared with the system: requests are written to one queue, results come in another, each by its own
-order. One call hands over what was written and waits for a result, so that a thread keeps a whole disk busy.
+A ring is memory that is shared with the system. Requests go into one queue, and results arrive in another, in
+different order. One call submits requests and waits for a result, so one thread keeps a whole disk busy.
 
-Shapes: m reads of a list, Q of them on their way at once, E entries of requests, C of results, both powers of two.
+Shapes: m reads of a list, Q pending reads, E entries of requests, C of results, both powers of two.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from girih.kernels.cpu.system import System, address_of, call, errno_of, load_ac
 IO_URING_ENTER = 426  # the same number on all processors
 _GET_EVENTS = 1
 _READ = 22
-_SECTOR = 512  # what is left after a short read begins at a whole sector
+_SECTOR = 512  # a short read continues at a whole sector
 _EINTR, _EAGAIN, _EBUSY, _EIO = errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EIO
-_COUNTERS = 0xFFFFFFFF  # counters of the ring run over
+_COUNTERS = 0xFFFFFFFF  # counters of the ring wrap around
 _NUMBER, _DONE, _FREE = range(3)
 SLOT_WORDS = 3
 
 
 class Ring(NamedTuple):
-    """The queues of an ``io_uring``, in memory that the system reads and writes meanwhile.
+    """The queues of an ``io_uring``, in memory that the system reads and writes concurrently.
 
     Attributes:
-        descriptor: of the ring.
-        asked: int32[1], how many requests were ever written.
-        requests: int64[E, 8], one each.
-        taken: int32[1], how many results were ever read.
-        given: int32[1], how many the system ever wrote.
-        results: int64[C, 2], one each.
+        descriptor: the file descriptor of the ring.
+        asked: int32[1], the number of requests ever written.
+        requests: int64[E, 8], one request each.
+        taken: int32[1], the number of results ever read.
+        given: int32[1], the number of results that the system ever wrote.
+        results: int64[C, 2], one result each.
     """
 
     descriptor: int
@@ -50,13 +50,13 @@ class Ring(NamedTuple):
 def read_in_turn(
     system: System, file: int, blocks: Blocks, reads: Reads, first: int, last: int, memory: U8
 ) -> Any:
-    """Does reads ``first`` to ``last`` of the list, one at a time, and takes the records that are wanted of each.
+    """Makes reads ``first`` to ``last`` of the list, one at a time, and copies the wanted records of each.
 
     Args:
         memory: uint8[read_bytes], aligned.
 
     Returns:
-        0, or the number of the error; EIO too where the file ends.
+        0, or the error number; EIO also at the end of the file.
     """
     target = address_of(memory)
     for number in range(first, last):
@@ -88,17 +88,17 @@ def read_at_once(
     memory: U8x2,
     slots: I64x2,
 ) -> Any:
-    """Does all reads of the list, Q at a time in any order, and takes the records that are wanted of each.
+    """Makes all reads of the list, up to Q at once in any order, and copies the wanted records of each.
 
-    After an error nothing more is asked for, and what is on its way is waited for.
+    After an error, submits no more requests and waits for pending requests.
 
     Args:
         num_reads: m.
         memory: uint8[Q, read_bytes], aligned; Q is at most E.
-        slots: int64[Q, 3], for what is known of each; overwritten.
+        slots: int64[Q, 3], the state of each pending read; overwritten.
 
     Returns:
-        0, or the number of the error; EIO too where the file ends.
+        0, or the error number; EIO also at the end of the file.
     """
     error = 0
     asked, taken = load_acquire(ring.asked), load_acquire(ring.taken)
@@ -116,7 +116,7 @@ def read_at_once(
             num_flying += 1
             num_waiting += 1
         store_release(ring.asked, asked + num_waiting)
-        # one that refuses for lack of memory is asked again once it has finished something
+        # if the ring refuses for lack of memory, ask again after it has finished some requests
         handed = 0 if is_refused and num_flying > num_waiting else num_waiting
         got = call(system.syscall, IO_URING_ENTER, ring.descriptor, handed, 1, _GET_EVENTS, 0, 0)
         is_refused = False
@@ -127,7 +127,7 @@ def read_at_once(
             failure = errno_of(system)
             is_refused = failure == _EAGAIN or failure == _EBUSY
             if not is_refused and failure != _EINTR:
-                return failure  # the ring is of no use any more
+                return failure  # the ring is unusable
         given = load_acquire(ring.given)
         while (given - taken) & _COUNTERS:
             result = taken & (len(ring.results) - 1)
@@ -169,7 +169,7 @@ def _write_request(
     slots: I64,
     slot: Any,
 ) -> None:
-    """Asks for what is not there yet of a slot's read."""
+    """Requests the missing part of a slot's read."""
     request, read, done = number & (len(ring.requests) - 1), slots[slot, _NUMBER], slots[slot, _DONE]
     words = ring.requests[request]
     words[0] = _READ | (file << 32)
@@ -184,5 +184,5 @@ def _write_request(
 
 @njit_lean
 def _signed(word: Any) -> Any:
-    """The lower 32 bits of a word, as a number with a sign."""
+    """Returns the lower 32 bits of a word as a signed number."""
     return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

@@ -1,7 +1,7 @@
-"""The way back of pooling: the gradients of vectors become one gradient for each unique key.
+"""The backward pass of pooling: gradients of vectors become one gradient for each unique key.
 
-Shapes: B examples, P features, N ids in the batch, W columns of a row, D columns of the output's segment,
-L ids of a feature whose vectors are not pooled, M rows of an output's gradient.
+Shapes: B examples, P features, N ids in the batch, W columns of a row, D columns of the output's segment, L ids of a
+feature whose vectors are not pooled, M rows of an output's gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIGN_MASK = np.uint32(0x7FFF_FFFF)
 def prefetch_bag(
     rows: F32, first_column: Any, num_columns: Any, inverse: I32, offsets: I32, bag: Any
 ) -> None:
-    """Asks for the columns of the rows of a bag."""
+    """Prefetches the columns of the rows of a bag."""
     for i in range(offsets[bag], offsets[bag + 1]):
         prefetch_columns(rows, inverse[i], first_column, num_columns)
 
@@ -47,18 +47,19 @@ def scatter(
     last_key: int,
     totals: F32x2,
 ) -> None:
-    """Adds the gradients of some features' pooled bags onto their keys.
+    """Adds the gradients of some features' pooled bags to their keys.
 
-    Example by example, as the gradient lies in memory; a key has its ids' shares added in this order.
+    Goes example by example, in the memory order of the gradient. A key's terms are added in this order.
 
     Args:
         gradient: float32[M, D], M = B · ``num_places``; the segment's columns start at ``first_column``.
-        tail: float32[M, E], that of the E columns which follow; E may be 0.
+        tail: float32[M, E], the gradient of the following E columns; E may be 0.
         inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
-        weights: float32[N], or of length 0 where all are 1.
-        features, places, modes: int64[P], int64[P], int8[P]: where each stands in the output, and its pooling.
-        firsts: int64[P], as ``pool.find_singles`` finds it for each of them; -1 for all where there are weights.
-        first_key, last_key: numbers of the keys that count, the last one excluded; others are passed over.
+        weights: float32[N], or of length 0 if all are 1.
+        features, places, modes: int64[P], int64[P], int8[P]: the features, their places in the output, and their
+            pooling.
+        firsts: int64[P], the result of ``pool.find_singles`` for each feature; -1 for all if there are weights.
+        first_key, last_key: bounds of the key numbers; ``last_key`` is excluded. Other keys are skipped.
         totals: float32[·, W] by key number, added to.
     """
     dim, num_tail, num_features = gradient.shape[1], tail.shape[1], len(features)
@@ -67,7 +68,7 @@ def scatter(
     for b in range(num_examples):
         later = min(b + ahead, num_examples - 1)
         for p in range(num_features):
-            # one part of several reads stretches of it, of which the machine finds none by itself
+            # one of several parts reads separate ranges, which the processor does not prefetch by itself
             prefetch_columns(gradient, later * num_places + places[p], 0, dim)
             row, first = b * num_places + places[p], firsts[p]
             if first >= 0:
@@ -106,27 +107,27 @@ def order_terms(
     order: I32,
     factors: F32,
 ) -> None:
-    """Lists for each key of a shard the bags that hold it: its gradient is the sum of theirs.
+    """Lists the bags of each key of a shard. The key's gradient is the sum of their gradients.
 
-    Bags are numbered example by example, b · P + p, as the rows of an output's gradient. A key has its terms in this
-    order, as :func:`scatter` adds them.
+    Bags are numbered example by example, b · P + p, like the rows of an output's gradient. A key's terms are in this
+    order, the same as in :func:`scatter`.
 
     Args:
         inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
-        weights: float32[N], or of length 0 where all are 1.
+        weights: float32[N], or of length 0 if all are 1.
         features, modes: int64[P], int8[P].
-        firsts: int64[P], as ``pool.find_singles`` finds it for each of them; -1 for all where there are weights.
+        firsts: int64[P], the result of ``pool.find_singles`` for each feature; -1 for all if there are weights.
         first_key: number of the shard's first key.
-        counts: int32[U], how many of these features' ids have each of its keys.
+        counts: int32[U], the number of these features' ids for each key.
         starts: int32[U+1], written: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
-        order: int32[M], M = Σ counts, written: the bag that each term is.
-        factors: float32[M], or of length 0; written: by what its gradient is multiplied.
+        order: int32[M], M = Σ counts, written: the bag of each term.
+        factors: float32[M], or of length 0; written: the factor of each term's gradient.
     """
     num_keys, num_features = len(counts), len(features)
     weighted, scaled = len(weights) > 0, len(factors) > 0
     starts[0] = 0
     total = np.int32(0)
-    for number in range(num_keys):  # until it is filled, a key's end is where its next term goes
+    for number in range(num_keys):  # a key's end is the place of its next term until it is filled
         starts[number + 1] = total
         total += counts[number]
     for b in range(num_examples):
@@ -155,7 +156,7 @@ def order_terms(
 
 @kernel()
 def largest(gradient: SealedF32x2, tail: SealedF32x2) -> Any:
-    """The bits of the largest absolute value of two matrices, in which a NaN is larger than all numbers."""
+    """Returns the bits of the largest absolute value of two matrices. A NaN counts as larger than all numbers."""
     return np.int64(max(_largest_bits(gradient), _largest_bits(tail)))
 
 
@@ -179,7 +180,7 @@ def scatter_whole(
     last_key: int,
     totals: F32x2,
 ) -> None:
-    """Adds the gradients of vectors that were not pooled, float32[L, D], those of the ids from ``start`` on."""
+    """Adds the gradients of unpooled vectors, float32[L, D], to the keys of the ids from ``start`` on."""
     for i in range(len(gradient)):
         key = inverse[start + i]
         if first_key <= key < last_key:
@@ -188,7 +189,7 @@ def scatter_whole(
 
 @kernel()
 def first_nonfinite(first_key: int, last_key: int, totals: F32x2) -> int:
-    """The first of some keys whose gradient, float32[·, W], has a NaN or an infinity; or -1."""
+    """Returns the first key whose gradient, float32[·, W], has a NaN or an infinity, or -1."""
     bits = totals.view(np.uint32)
     for key in range(first_key, last_key):
         largest = np.uint32(0)

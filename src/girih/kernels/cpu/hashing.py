@@ -1,9 +1,8 @@
-"""64-bit hashing: what index, routing, initial values and random bits are made of.
+"""64-bit hashing for the index, routing, initial values and random bits.
 
-Hashes are unsigned 64-bit: ``np.uint64`` under the JIT, Python integers without it (NumPy scalars
-would warn when they overflow). Code that holds one only passes it to the functions here, which take
-and give either kind; ``^`` may join two. Results decide routing and initial values, which are part of
-what checkpoints mean: they never change.
+Hashes are unsigned 64-bit: ``np.uint64`` under the JIT, Python integers without the JIT (NumPy scalars would warn at
+overflow). Other code may only pass hashes to these functions, which take and return either type, and may join two by
+``^``. Results decide routing and initial values, which checkpoints depend on. So the functions never change.
 
 U unique keys.
 """
@@ -24,7 +23,7 @@ def _wrapped(x: Any) -> int:
 
 _u64: Any = _wrapped if JIT_DISABLED else np.uint64
 _index: Any = int if JIT_DISABLED else np.int64
-_MASK = _u64(0xFFFF_FFFF_FFFF_FFFF)  # the product of two Python integers has more bits
+_MASK = _u64(0xFFFF_FFFF_FFFF_FFFF)  # Python integers do not wrap around
 _GOLDEN, _FIRST, _SECOND = (
     _u64(0x9E37_79B9_7F4A_7C15),
     _u64(0xBF58_476D_1CE4_E5B9),
@@ -35,7 +34,7 @@ _1, _12, _16, _27, _30, _31, _32, _WORD = (_u64(n) for n in (1, 12, 16, 27, 30, 
 
 @njit_lean
 def mix(x: Any) -> Any:
-    """The finaliser of splitmix64: a bijection of 64 bits in which every bit moves every other."""
+    """Applies the finalizer of splitmix64: a bijection of 64 bits in which every bit affects every other bit."""
     h = _u64(x)
     h = ((h ^ (h >> _30)) * _FIRST) & _MASK
     h = ((h ^ (h >> _27)) * _SECOND) & _MASK
@@ -44,43 +43,43 @@ def mix(x: Any) -> Any:
 
 @njit_lean
 def mul_add(x: Any, factor: Any, term: Any) -> Any:
-    """``x · factor + term`` modulo 2⁶⁴."""
+    """Returns ``x · factor + term`` modulo 2⁶⁴."""
     return (_u64(x) * _u64(factor) + _u64(term)) & _MASK
 
 
 @njit_lean
 def stream(seed: Any, number: Any) -> Any:
-    """The ``number``-th 64 random bits of the sequence that ``seed`` begins (splitmix64)."""
+    """Returns the ``number``-th 64 random bits of the splitmix64 sequence that starts at ``seed``."""
     return mix(_u64(seed) + (_u64(number) + _1) * _GOLDEN)
 
 
 @njit_lean
 def low_bits(h: Any, mask: Any) -> Any:
-    """``h & mask`` as an index; ``mask`` is a power of two less one, below 2⁶³."""
+    """Returns ``h & mask`` as an index; ``mask`` is a power of two less one, below 2⁶³."""
     return _index(_u64(h) & _u64(mask))
 
 
 @njit_lean
 def scaled(h: Any, n: Any) -> Any:
-    """The upper 32 bits of a hash, spread evenly over 0 … n-1; ``n`` below 2³¹."""
+    """Returns the upper 32 bits of a hash, spread evenly over 0 … n-1; ``n`` below 2³¹."""
     return _index(((_u64(h) >> _32) * _u64(n)) >> _32)
 
 
 @njit_lean
 def uniform01(h: Any) -> Any:
-    """The upper 52 bits of a hash as a float64 in the open interval (0, 1)."""
+    """Returns the upper 52 bits of a hash as a float64 in the open interval (0, 1)."""
     return (np.float64(_u64(h) >> _12) + 0.5) * 2.0**-52
 
 
 @njit_lean
 def word16(h: Any, number: Any) -> Any:
-    """The ``number``-th 16 bits of a hash, 0 to 3, as an int64."""
+    """Returns the ``number``-th 16 bits of a hash, 0 to 3, as an int64."""
     return _index((_u64(h) >> (_u64(number) * _16)) & _WORD)
 
 
 @njit_lean
 def key_hash(key_id: Any, table: Any) -> Any:
-    """64 bits of a key. The index takes the low ones, routing the high ones."""
+    """Returns 64 bits of a key. The index uses the low bits, and routing uses the high bits."""
     return mix(stream(table, 0) ^ mix(key_id))
 
 
@@ -93,6 +92,6 @@ def shards_of_keys(ids: SealedI64, tables: SealedI32, num_shards: int, out: I32)
 
 @kernel()
 def fill_stream(seed: np.uint64, out: U64) -> None:
-    """Writes the splitmix64 sequence that ``seed``, a uint64, begins: uint64[·]."""
+    """Writes the splitmix64 sequence that starts at ``seed``, a uint64, to ``out``, uint64[·]."""
     for i in range(len(out)):
         out[i] = stream(seed, i)

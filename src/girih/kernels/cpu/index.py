@@ -1,15 +1,15 @@
-"""The index of a shard: key to row, exact, by open addressing with linear probing, 8 bytes a slot.
+"""The index of a shard: an exact map from key to row, by open addressing with linear probing, 8 bytes per slot.
 
-A slot holds 31 bits of the key's hash, its tag, and the number of its row; the row's meta holds the key
-itself, which decides. A key's home is the upper bits of its tag, so that slots stand in the order of tags,
-and growing copies one stretch of slots to another, front to back.
+A slot holds 31 bits of the key's hash, its tag, and the number of its row. The row's meta holds the key itself, which
+decides. A key's home is given by the upper bits of its tag. So slots are in the order of tags, and growth copies one
+range of slots to another, front to back.
 
-Growing is spread over the insertions that need it: each moves :data:`MOVES` slots and more, whole clusters
-of them, from ``slots`` to ``next_slots``, which is twice as large. Keys whose home was moved live there. It
-begins behind a free slot and moves on around the end, so that no cluster is ever torn.
+Growth is spread over insertions. Each insertion moves at least :data:`MOVES` slots, in whole clusters, from ``slots``
+to ``next_slots``, which is twice as large. Keys whose home was moved are in ``next_slots``. Growth starts after a
+free slot and wraps around the end, so that no cluster is split.
 
-Deletion shifts followers back, so that there are no tombstones and a probe ends at the first free slot. The
-load stays at or below 3/4, and below 13/16 where slots are still to be moved.
+Deletion shifts later entries back. So there are no tombstones, and a probe ends at the first free slot. The load
+stays at or below 3/4, and below 13/16 while slots are still to be moved.
 
 Shapes: C slots, a power of two up to 2³¹; U unique keys.
 """
@@ -36,20 +36,20 @@ _ROW_MASK = (1 << 32) - 1
 
 @njit_lean
 def tag_of(key_id: Any, table: Any) -> Any:
-    """31 bits of a key's hash; its home is made of the upper ones."""
+    """Returns 31 bits of a key's hash. The upper bits give its home."""
     return low_bits(key_hash(key_id, table), _TAG_MASK)
 
 
 @njit_lean
 def is_moved(shard: Shard, home: Any) -> Any:
-    """Whether keys of this home, a slot of ``slots``, live in ``next_slots``."""
+    """Returns whether keys of this home, a slot of ``slots``, are in ``next_slots``."""
     mask = shard.slots.shape[0] - 1
     return ((home - shard.state[at.GROW_START]) & mask) < shard.state[at.GROW_MOVED]
 
 
 @njit_lean
 def home_of(shard: Shard, tag: Any) -> Any:
-    """The slots in which keys of this tag live, their home there, and the shift that gives it."""
+    """Returns the slots that hold keys of this tag, the tag's home in them, and the shift that gives the home."""
     shift = shard.state[at.INDEX_SHIFT]
     if is_moved(shard, tag >> shift):
         return shard.next_slots, tag >> (shift - 1), shift - 1
@@ -58,13 +58,13 @@ def home_of(shard: Shard, tag: Any) -> Any:
 
 @njit_lean
 def holds_key(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
-    """Whether a row that was ever made belongs to this key."""
+    """Returns whether a row that was ever made belongs to this key."""
     return shard.keys[row, 0] == key_id and shard.meta[row, at.TABLE] == table
 
 
 @njit_lean
 def _slot_of(shard: Shard, slots: I64, slot: Any, tag: Any, key_id: Any, table: Any) -> Any:
-    """The key's slot, or the free one at which its probe ends."""
+    """Returns the key's slot, or the free slot at which its probe ends."""
     mask = slots.shape[0] - 1
     while slots[slot] != 0:
         entry = slots[slot]
@@ -76,14 +76,14 @@ def _slot_of(shard: Shard, slots: I64, slot: Any, tag: Any, key_id: Any, table: 
 
 @njit_lean
 def find_tagged(shard: Shard, tag: Any, key_id: Any, table: Any) -> Any:
-    """The row of a key whose tag is known, or ``NO_ROW``."""
+    """Returns the row of a key whose tag is known, or ``NO_ROW``."""
     slots, home, _ = home_of(shard, tag)
     return (slots[_slot_of(shard, slots, home, tag, key_id, table)] & _ROW_MASK) - 1
 
 
 @njit_lean
 def find(shard: Shard, key_id: Any, table: Any) -> Any:
-    """The row of a key, or ``NO_ROW``."""
+    """Returns the row of a key, or ``NO_ROW``."""
     return find_tagged(shard, tag_of(key_id, table), key_id, table)
 
 
@@ -97,23 +97,23 @@ def _first_tagged(slots: I64, slot: Any, tag: Any) -> Any:
 
 @njit_lean
 def guess(shard: Shard, tag: Any) -> Any:
-    """The first row of this tag, nearly always the key's own, or ``NO_ROW``."""
+    """Returns the first row of this tag, or ``NO_ROW``. It is nearly always the key's own row."""
     slots, home, _ = home_of(shard, tag)
     return _first_tagged(slots, home, tag)
 
 
 @njit_lean
 def prefetch_home(shard: Shard, key_id: Any, table: Any) -> None:
-    """Asks for the slot at which a key's probe begins."""
+    """Prefetches the slot at which a key's probe begins."""
     slots, home, _ = home_of(shard, tag_of(key_id, table))
     prefetch(slots, home)
 
 
 @njit_lean
 def guess_all(shard: Shard, ids: I64, tables: I32, tags: I32, rows: I32) -> None:
-    """Writes the tag of every key, int32[U], and the row that :func:`guess` gives, int32[U].
+    """Writes the tag of every key, int32[U], and the row that :func:`guess` returns, int32[U].
 
-    Pass by pass, so that the first one has no branches and the second one's misses overlap.
+    Works in passes: the first pass has no branches, and the cache misses of the second pass overlap.
     """
     num_keys = ids.shape[0]
     for i in range(num_keys):
@@ -147,7 +147,7 @@ def _put(slots: I64, slot: Any, entry: Any) -> None:
 
 @njit_lean
 def insert(shard: Shard, key_id: Any, table: Any, row: Any) -> None:
-    """Adds a key that is not there; a free slot must be left."""
+    """Adds a key that is not in the index. A free slot must remain."""
     tag = np.int64(tag_of(key_id, table))
     entry = (tag << 32) | (np.int64(row) + 1)
     slots, home, _ = home_of(shard, tag)
@@ -160,7 +160,7 @@ def _close_gap(slots: I64, gap: Any, shift: Any) -> None:
     slot = (gap + 1) & mask
     while slots[slot] != 0:
         home = (slots[slot] >> 32) >> shift
-        # It may move back only if its home does not lie between the gap and itself, around the end.
+        # An entry may move back only if its home is not between the gap and its slot, around the end.
         if ((slot - home) & mask) >= ((slot - gap) & mask):
             slots[gap] = slots[slot]
             gap = slot
@@ -170,7 +170,7 @@ def _close_gap(slots: I64, gap: Any, shift: Any) -> None:
 
 @njit_lean
 def delete(shard: Shard, key_id: Any, table: Any) -> None:
-    """Removes a key, if it is there, and closes the gap."""
+    """Removes a key, if it is in the index, and closes the gap."""
     tag = tag_of(key_id, table)
     slots, home, shift = home_of(shard, tag)
     slot = _slot_of(shard, slots, home, tag, key_id, table)
@@ -180,7 +180,7 @@ def delete(shard: Shard, key_id: Any, table: Any) -> None:
 
 @kernel()
 def after_free_slot(slots: I64) -> Any:
-    """The first slot behind a free one: where growing may begin."""
+    """Returns the first slot after a free slot, where growth may begin."""
     slot = 0
     while slots[slot] != 0:
         slot += 1
@@ -189,9 +189,11 @@ def after_free_slot(slots: I64) -> Any:
 
 @njit_lean
 def move(shard: Shard, at_least: Any) -> None:
-    """Moves so many slots to ``next_slots``, and the rest of the last one's cluster; they are free afterwards.
+    """Moves at least ``at_least`` slots to ``next_slots``, and the rest of the last slot's cluster.
 
-    It stops between two clusters, and early where memory of ``next_slots`` is not yet claimed.
+    The old slots are free afterwards.
+
+    Stops between two clusters, and earlier if memory of ``next_slots`` is not claimed yet.
     """
     slots, num_slots = shard.slots, shard.slots.shape[0]
     mask, shift = num_slots - 1, shard.state[at.INDEX_SHIFT]
@@ -203,13 +205,13 @@ def move(shard: Shard, at_least: Any) -> None:
         if entry != 0:
             slots[slot] = 0
             home = (entry >> 32) >> shift
-            if ((home - start) & mask) > moved:  # since the start, it spilled over from the other end
+            if ((home - start) & mask) > moved:  # it wrapped around from the other end
                 _put(slots, home, entry)
             else:
                 _put(shard.next_slots, (entry >> 32) >> (shift - 1), entry)
         moved += 1
     shard.state[at.GROW_MOVED] = moved
-    # The next call comes after random accesses; to the machine the two streams are no streams.
+    # The next call comes after random accesses, so the processor does not recognize these two streams.
     slot = (start + moved) & mask
     for line in range(0, 2 * MOVES, _SLOTS_OF_LINE):
         prefetch(slots, (slot + line // 2) & mask)
@@ -218,13 +220,13 @@ def move(shard: Shard, at_least: Any) -> None:
 
 @kernel()
 def move_slots(shard: Shard, at_least: int) -> None:
-    """As :func:`move`."""
+    """Moves slots like :func:`move`."""
     move(shard, at_least)
 
 
 @njit_lean
 def is_full(shard: Shard) -> Any:
-    """Whether no key may be added before the index begins to grow, has more memory claimed, or is done."""
+    """Returns whether no key may be added before the index starts to grow, gets more memory, or finishes growth."""
     if shard.state[at.GROWING] == 0:
         return 4 * (shard.state[at.NUM_ROWS] + 1) > 3 * shard.slots.shape[0]
     return shard.state[at.GROW_MOVED] >= shard.state[at.GROW_CLAIMED]
@@ -232,7 +234,10 @@ def is_full(shard: Shard) -> Any:
 
 @kernel()
 def insert_all(shard: Shard, rows: I32) -> None:
-    """Adds the keys of rows, int32[K], none of which is there; the index must not be growing, and hold them."""
+    """Adds the keys of rows, int32[K], which must not be in the index.
+
+    The index must have room and must not be growing.
+    """
     for i in range(rows.shape[0]):
         insert(shard, shard.keys[rows[i], 0], np.int64(shard.meta[rows[i], at.TABLE]), rows[i])
 

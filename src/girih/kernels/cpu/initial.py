@@ -1,7 +1,7 @@
 """The initial value of a row: a pure function of (seed, table, segment, id, column).
 
-It depends neither on arrival order, nor on the number of shards, nor on the machine that asks.
-Normal values are Box–Muller pairs, computed in float64 and rounded to float32.
+It does not depend on order of arrival, number of shards or machine. Normal values are Box–Muller pairs, computed in
+float64 and rounded to float32.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _ONE_BITS = 0x3FF0_0000_0000_0000
 if JIT_DISABLED:
 
     def log(x: Any) -> Any:
-        """The natural logarithm of a positive, normal float64."""
+        """Returns the natural logarithm of a positive, normal float64."""
         return math.log(x)
 
     def cos_sin_turns(turns: Any) -> Any:
-        """Cosine and sine of 2π · ``turns``, a float64 from 0 to 1."""
+        """Returns cosine and sine of 2π · ``turns``, a float64 from 0 to 1."""
         return math.cos(2.0 * math.pi * turns), math.sin(2.0 * math.pi * turns)
 
 else:
@@ -54,11 +54,11 @@ else:
     _bits_of = _reinterpreted(types.float64, types.int64)
     _float_of = _reinterpreted(types.int64, types.float64)
 
-    # Horner's rule is written out, since a loop over coefficients would hide the lanes of the loop around it.
+    # Horner's rule is written out, because a loop over coefficients would hide the lanes of the outer loop.
 
     @njit_lean
     def log(x: Any) -> Any:
-        """The natural logarithm of a positive, normal float64."""
+        """Returns the natural logarithm of a positive, normal float64."""
         bits = _bits_of(x) + (_ONE_BITS - _SQRT_HALF_BITS)
         exponent = np.float64((bits >> 52) - 0x3FF)
         f = _float_of((bits & _MANTISSA) + _SQRT_HALF_BITS) - 1.0
@@ -74,7 +74,7 @@ else:
 
     @njit_lean
     def cos_sin_turns(turns: Any) -> Any:
-        """Cosine and sine of 2π · ``turns``, a float64 from 0 to 1."""
+        """Returns cosine and sine of 2π · ``turns``, a float64 from 0 to 1."""
         quarter = np.int64(turns * 4.0 + 0.5)
         x = (turns * 4.0 - np.float64(quarter)) * (0.5 * math.pi)
         z = x * x
@@ -100,7 +100,7 @@ else:
 
 @njit_lean
 def fill_normal(out: F32, base: Any, mean: Any, std: Any) -> None:
-    """Normally distributed columns; columns 2k and 2k+1 are one Box–Muller pair."""
+    """Writes normally distributed columns. Columns 2k and 2k+1 are one Box–Muller pair."""
     for pair in range(out.shape[0] // 2):
         radius = std * math.sqrt(-2.0 * log(uniform01(stream(base, 2 * pair))))
         cosine, sine = cos_sin_turns(uniform01(stream(base, 2 * pair + 1)))
@@ -114,7 +114,7 @@ def fill_normal(out: F32, base: Any, mean: Any, std: Any) -> None:
 
 @njit_lean
 def fill_uniform(out: F32, base: Any, low: Any, high: Any) -> None:
-    """Columns uniform between ``low`` and ``high``."""
+    """Writes columns that are uniform between ``low`` and ``high``."""
     for column in range(out.shape[0]):
         out[column] = low + (high - low) * uniform01(stream(base, column))
 
@@ -141,7 +141,7 @@ def fill_initial(layout: Layout, key_id: Any, table: Any, out: F32) -> None:
 
 @njit_lean
 def read_initial(layout: Layout, key_id: Any, table: Any, out: F32, halves: U16) -> None:
-    """Reads a key without a row: its initial value as a row would keep it, float32[W]. ``halves`` is scratch, uint16[W]."""
+    """Reads a key without a row: its initial value, rounded as in a row, float32[W]. ``halves``: scratch, uint16[W]."""
     fill_initial(layout, key_id, table, out)
     if layout.dtype != FLOAT32:
         narrow_row(layout.dtype, out, halves)

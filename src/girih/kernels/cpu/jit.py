@@ -1,12 +1,12 @@
-"""Compilation of kernels: functions that Python calls, and functions that those are made of.
+"""Compiles kernels, which Python calls, and the functions that kernels call.
 
-Numba's on-disk cache looks at the file of the cached function only, and not at the functions that it calls. Girih names
-its cache directory by a digest of all sources of CPU kernels, of the versions of packages and of the processor. A change
-of any of them compiles again. The path of the sources does not count: all installations of a user share the kernels.
+Numba's on-disk cache checks only the file of the cached function, not the functions that it calls. So girih names its
+cache directory by a digest of all sources of CPU kernels, package versions and the processor. A change of any of them
+compiles again. The path of the sources does not count: all installations of a user share the kernels.
 
-The directory lies in the user's cache directory or in ``NUMBA_CACHE_DIR``, or else in the directory for temporary files.
-Files there are run, so nobody else may own or write it. Without a directory, kernels compile again in each process.
-:mod:`girih.kernels.cpu.ahead` compiles kernels before they are needed.
+The directory is in the user's cache directory or in ``NUMBA_CACHE_DIR``, or else in the directory for temporary
+files. Its files are executed, so nobody else may own or write it. Without a directory, each process compiles its
+kernels again. :mod:`girih.kernels.cpu.ahead` compiles kernels before they are needed.
 
 ``NUMBA_DISABLE_JIT=1`` runs the same kernels as plain Python.
 """
@@ -57,7 +57,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _LOG = logging.getLogger(__name__)
 JIT_DISABLED: bool = bool(numba.config.DISABLE_JIT)
-"""True where kernels run as plain Python."""
+"""True if kernels run as plain Python."""
 
 
 _OPTIONS_OF_NUMBA = ("OPT", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "LOOP_VECTORIZE", "SLP_VECTORIZE")
@@ -93,7 +93,7 @@ def _temporary() -> Path:
 
 
 def _cache_directory() -> tuple[str | None, str]:
-    """The directory that keeps kernels, if one can be used, and a line on those that cannot."""
+    """Returns the directory that keeps kernels, if one can be used, and a line about unusable directories."""
     problems = []
     for parent in (_user_cache, _temporary):
         try:
@@ -112,7 +112,7 @@ _OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": Fa
 
 
 class Kernel(NamedTuple):
-    """A kernel, as numba's dispatcher, and the types of arguments that it is called with.
+    """A kernel: numba's dispatcher, and the argument types of its calls.
 
     Attributes:
         kinds: for each compilation, the types of parameters that their annotations leave open.
@@ -123,16 +123,16 @@ class Kernel(NamedTuple):
 
 
 KERNELS: dict[str, Kernel] = {}
-"""All kernels of the modules that were imported, by module and name; none where kernels run as plain Python."""
+"""All kernels of the imported modules, by module and name; empty if kernels run as plain Python."""
 
 
 def kernel(*kinds: Mapping[str, Any]) -> Callable[[F], F]:
-    """Makes a kernel: compiled without the GIL and cached on disk; NaN and infinity behave as in NumPy.
+    """Makes a kernel: compiled without the GIL and cached on disk. NaN and infinity behave as in NumPy.
 
-    Its annotations say by which types it is compiled, and so it has to be called.
+    Annotations give the types for compilation, and calls must match these types.
 
     Args:
-        kinds: where parameters may be of several types, those of each compilation.
+        kinds: for parameters of several types, the types in each compilation.
     """
 
     def compiled(function: F) -> F:
@@ -165,11 +165,11 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
         return CACHE_DIRECTORY
 
     def get_source_stamp(self) -> bytes:
-        """The source's content: the directory's name covers kernels, but no functions of tests."""
+        """Returns a digest of the source. The directory's name covers kernels, but not functions of tests."""
         return _content_digest(self._py_file)
 
     def get_disambiguator(self) -> str:
-        """The line."""
+        """Returns the line number."""
         return str(self._line)
 
 
@@ -179,7 +179,7 @@ def _content_digest(path: str) -> bytes:
 
 
 class _Files(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """The names of a kernel's files, and what they hold."""
+    """The names and contents of a kernel's files."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._lineno, self._locator = function.__code__.co_firstlineno, _Locator(function)
@@ -190,20 +190,20 @@ class _Files(caching.CompileResultCacheImpl):  # type: ignore[misc]
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
     """Loads a compiled kernel from the disk.
 
-    Numba would register all that it can compile before: a third of a second in each process, and memory. If a kernel is
-    compiled after all, the compiler does so itself.
+    Numba would first register all that it can compile, which takes a third of a second in each process, and memory.
+    If a kernel must be compiled after all, the compiler registers these itself.
     """
 
     _impl_class = _Files
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The kernel for some types of arguments; None where it is not there."""
+        """Returns the kernel for some argument types, or None if the disk does not have it."""
         return self._load_overload(sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keeps a kernel, unless its sources changed since this process began, or the disk is full.
+        """Stores a kernel, unless its sources changed since this process started, or the disk is full.
 
-        Two processes that save at once could swap the files of two types of arguments.
+        A lock is necessary, because two processes that save at once could swap the files of two type combinations.
         """
         if _digest() != Path(self.cache_path).name:
             return
@@ -214,7 +214,7 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
             _warn_once(f"kernels cannot be kept in {self.cache_path}: {error.strerror}; {_REMEDY}")
 
     def num_kept(self) -> int:
-        """The types of arguments for which the disk has the kernel."""
+        """Returns the number of type combinations for which the disk has the kernel."""
         return len(self._cache_file._load_index())
 
 
@@ -225,9 +225,9 @@ def _warn_once(line: str) -> None:
 
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[int | None]:
-    """Waits until no other process of this machine has locked a file; yields its descriptor, which holds the lock.
+    """Waits until no other process of this machine has locked a file. Yields its descriptor, which holds the lock.
 
-    Yields None if the disk is full. Then, as on a file system without locks, two processes may do the same work.
+    Yields None if the disk is full. Then two processes may do the same work, as on a file system without locks.
     """
     with contextlib.ExitStack() as stack:
         descriptor = None
@@ -239,10 +239,10 @@ def lock_file(path: Path) -> Iterator[int | None]:
 
 @machinery.register_pass(mutates_CFG=True, analysis_only=False)
 class _LowerForCallers(passes.NativeLowering):  # type: ignore[misc]
-    """Lowers a function to LLVM's language and goes no further.
+    """Lowers a function to LLVM's intermediate language and goes no further.
 
-    Numba would optimize it by itself and make machine code of it, which nobody calls, and that takes a sixth of all
-    compiling. What it is inlined into is optimized as a whole.
+    Numba would also optimize the function alone and generate machine code that nobody calls. This takes a sixth of
+    all compilation time. The callers into which the function is inlined are optimized as a whole.
     """
 
     _name = "girih_lower_for_callers"
@@ -257,7 +257,7 @@ class _LowerForCallers(passes.NativeLowering):  # type: ignore[misc]
         state.library, state.flags.no_compile = library, True
         super().run_pass(state)
         lowered = state["cr"]
-        entry: Any = [].append  # a built-in function, as numba wants it, like no other: it is a key, and never called
+        entry: Any = [].append  # numba wants a unique built-in function as a key; it is never called
         state.targetctx.insert_user_function(entry, lowered.fndesc, [library])
         state["cr"] = lowered._replace(cfunc=entry)
         return True
@@ -265,7 +265,7 @@ class _LowerForCallers(passes.NativeLowering):  # type: ignore[misc]
 
 class _CompilerForCallers(compiler.CompilerBase):  # type: ignore[misc]
     def define_pipelines(self) -> list[Any]:
-        """Numba's own passes, but for the last but one."""
+        """Returns numba's own passes, except that native lowering is replaced."""
         lean = compiler.PassManager("girih_for_callers")
         for each, description in compiler.DefaultPassBuilder.define_nopython_pipeline(self.state).passes:
             lean.add_pass(_LowerForCallers if each is passes.NativeLowering else each, description)
@@ -274,7 +274,7 @@ class _CompilerForCallers(compiler.CompilerBase):  # type: ignore[misc]
 
 
 class _Lean:
-    """A function that numba inlines into those that call it; where Python calls it, in tests, it is a kernel."""
+    """A function that numba inlines into its callers. If Python calls it, in tests, it is a kernel."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.py_func = function
@@ -291,7 +291,10 @@ class _Lean:
         return _cached(self.py_func)
 
     def __reduce__(self) -> Any:
-        """Its name: numba's cache tells closures apart by what they hold, pickled, and dispatchers differ by process."""
+        """Returns its name.
+
+        Numba's cache identifies closures by their pickled contents, and dispatchers differ by process.
+        """
         return str, (f"{self.py_func.__module__}.{self.py_func.__qualname__}",)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -299,17 +302,17 @@ class _Lean:
 
 
 def njit_lean(function: F) -> F:
-    """Makes a function of which kernels are made: inlined into each, and no way into it from Python compiled.
+    """Makes a function that is inlined into kernels. No entry point from Python is compiled.
 
-    That way, for all arrays of a shard, takes longer to compile than what most of them do. All kernels are compiled
-    without reference counts: counting those to the arrays of a tuple costs ten times as much as reading a row. So they
-    make no arrays.
+    An entry point for all arrays of a shard takes longer to compile than most of these functions. All kernels are
+    compiled without reference counts, because counting references to the arrays of a tuple takes ten times as long as
+    reading a row. So kernels make no arrays.
     """
     return function if JIT_DISABLED else _Lean(function)  # type: ignore[return-value]
 
 
 def reading(kind: Any, align: int) -> Any:
-    """Makes a function that kernels call: the value of a type at an address, aligned to some bytes."""
+    """Makes a function for kernels that reads a value of a type at an address with some alignment in bytes."""
 
     def value_at(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -324,7 +327,7 @@ def reading(kind: Any, align: int) -> Any:
 
 
 def writing(kind: Any, align: int) -> Any:
-    """Makes a function that kernels call: writes a value of a type at an address, see :func:`reading`."""
+    """Makes a function for kernels that writes a value of a type at an address; see :func:`reading`."""
 
     def put_at(typing_context: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -338,7 +341,7 @@ def writing(kind: Any, align: int) -> Any:
 
 
 def warm_up() -> None:
-    """Has numba begin: the first kernel that a process calls takes longer than any other."""
+    """Starts numba, because the first kernel call of a process takes longer than other calls."""
     _identity(0)
 
 

@@ -1,8 +1,8 @@
 """The layout of a shard: its arrays, their columns, and the rules of its tables.
 
-Shapes: R reserved rows, C slots of the index (a power of two), T tables, S segments, W columns of a row
-that training sees, V 32-bit words of a row: meta, embedding columns, optimizer state, and one more where V would
-be odd. All of a row lies in one place, for what a random access costs is the page, not the line.
+Shapes: R reserved rows, C slots of the index (a power of two), T tables, S segments, W columns of a row that training
+sees. V is the number of 32-bit words of a row: meta, embedding columns, optimizer state, and one more if V would be
+odd. A row is in one place, because a random access costs a page, not a cache line.
 
 Kernels import this module as ``at``: ``shard.meta[row, at.COUNT]``.
 """
@@ -13,26 +13,26 @@ from typing import NamedTuple
 
 from girih.kernels.cpu.arrays import F64, I64, U8, U16, U64, F32x2, F64x3, I32x2, I64x2, U8x2, U16x2, U64x2
 
-# Columns of ``meta``. Columns 0 and 1 are the two words of the id; ``keys`` sees them as one.
+# Columns of ``meta``. Columns 0 and 1 are the two words of the id; ``keys`` sees them as one word.
 TABLE, LAST_USED, COUNT, VERSION, NEWER, OLDER = 2, 3, 4, 5, 6, 7
 META_COLUMNS = 8
-VALUES = META_COLUMNS  # the first word of a row behind its meta
+VALUES = META_COLUMNS  # the first word of a row after its meta
 NO_ROW = -1
 
 # Entries of ``state``.
 NUM_ROWS, ROWS_EVER, FREE_ROW, LAST_STEP, INDEX_SIDE, INDEX_SLOTS, ROWS_COMMITTED = range(7)
 INDEX_SHIFT, GROWING, GROW_START, GROW_MOVED, GROW_CLAIMED = range(7, 12)  # see ``index``
-AMID = 12  # see ``amid``
-CLOCK = 13  # of shared memory: seconds by which its clock is ahead of the monotonic one
+AMID = 12  # see ``note`` in ``rows``
+CLOCK = 13  # shared memory: seconds of its clock minus the monotonic clock
 STATE_WORDS = 16
 TAG_BITS = 31
 
-# Entries of ``saving`` (see ``saving``): records below SAVED were copied, rows from SAVE_ROWS and pages from
-# SAVE_PAGES on are not of the save; all are 0 where none is under way. HEADS and the following: the log's last
-# record of each chunk.
+# Entries of ``saving`` (see ``saving``): records below SAVED were copied; rows from SAVE_ROWS on and pages from
+# SAVE_PAGES on are not part of the save. All are 0 without a save. From HEADS on: the log's last record of each
+# chunk.
 SAVED, SAVE_ROWS, SAVE_PAGES, FIRST_PAGE, CHUNK_BITS, NUM_KEPT, LOST, HEADS = range(8)
 
-# The first entry of ``left``: how many keys follow, and whether one found no room.
+# The first entry of ``left``: the number of keys that follow, and whether a key found no room.
 NUM_LEFT, LEFT_LOST = 0, 1
 
 # Columns of ``tables``: ends of the list and number of rows, then counters.
@@ -71,26 +71,26 @@ INIT_ZEROS, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3
 
 
 class Shard(NamedTuple):
-    """The arrays that kernels change: all of them views of one arena.
+    """The arrays that kernels change, all of them views of one arena.
 
     Attributes:
         slots: int64[C]: ``tag << 32 | row + 1``; 0 is a free slot, so that fresh memory is an empty index.
         next_slots: int64[2C] while the index grows, else of length 0.
-        meta: int32[R, V]: id (two words), table (-1: no row), last use, count, version, and its neighbours
-            in the table's list. A free row chains to the next free one through ``OLDER``.
+        meta: int32[R, V]: id (two words), table (-1: no row), last use, count, version, and the row's neighbours in
+            the table's list. A free row names the next free row in ``OLDER``.
         keys: int64[R, V/2], the same memory; column 0 is the id.
-        values: float32[R, V], the same memory: from :data:`VALUES` on embedding columns, then the state of
-            each segment's optimizer.
+        values: float32[R, V], the same memory: from :data:`VALUES` on embedding columns, then the state of each
+            segment's optimizer.
         halves: uint16[R, 2V], the same memory; 16-bit tables keep the embedding columns here.
-        state: int64[16], what the shard as a whole knows.
+        state: int64[16], numbers of the whole shard.
         tables: int64[T, 16], list ends and counters of each table.
-        cells: uint8[·], the counting Bloom filters side by side.
-        scratch: float32[2, W] for a row on its way, and for its gradient.
+        cells: uint8[·], the counting Bloom filters of all tables.
+        scratch: float32[2, W] for a row in use, and for its gradient.
         scratch_halves: uint16[W].
-        saving: int64[·], how far a save has come; kept: uint8[·], one bit a record that the log has or had.
+        saving: int64[·], the progress of a save; kept: uint8[·], one bit for each record that the log has or had.
         log: int32[L, 2 + V], the records themselves; ``log_bytes`` is the same memory as uint8.
-        changed: uint8[·], one bit a row that changed since someone asked for notes (see ``changes``).
-        left: int64[1 + N, 2], (id, table) of keys whose rows left since then, behind how many there are.
+        changed: uint8[·], one bit for each row that changed since recording began (see ``changes``).
+        left: int64[1 + N, 2], the number of keys whose rows left since then, and then their (id, table).
     """
 
     slots: I64
@@ -113,14 +113,14 @@ class Shard(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The arrays that never change while a store lives.
+    """The arrays that do not change during the life of a store.
 
     Attributes:
-        dtype: FLOAT32, BFLOAT16 or FLOAT16: how embedding columns lie.
+        dtype: FLOAT32, BFLOAT16 or FLOAT16: the dtype of embedding columns.
         segments: int64[S, 5]: first column, dim, first word and width of the state, optimizer.
         rules: int64[T, 8]: admission and eviction.
         chance: float64[T], the probability of admission.
-        bloom: int64[T, 5], where each table's filter lies.
+        bloom: int64[T, 5], the position of each table's filter.
         table_seeds: uint64[T], for random rounding and random admission.
         seeds: uint64[T, S], for initial values.
         initializers: int64[T, S]; initializer_options: float64[T, S, 2].

@@ -1,12 +1,15 @@
-"""Rows in immutable files that are mapped into memory: their index is written, checked, and asked by many keys at once.
+"""Rows in immutable files that are mapped into memory.
 
-An index is int64[C, 2], two words a slot: an id, and ``table << 40 | row + 1``, 0 in a free slot, so that fresh memory
-is an empty index. It holds the key itself, so that asking touches no row. A key without a row any more is *buried*: its
-slot says :data:`BURIED` for the row. Keys begin at a home that the upper half of their hash spreads over blocks of
-:data:`BLOCK` slots and its lowest bits over the slots of a block, and go on slot by slot, around the end. Slots stay where they
-are for good, and at least one in four is free.
+Kernels write and check their index, and search many keys at once.
 
-Shapes: C slots, K keys, U unique keys, S files of a stack, W columns of a row, B examples, F features of a batch, P of them, D and E columns.
+An index is int64[C, 2], two words per slot: an id, and ``table << 40 | row + 1``, or 0 in a free slot, so that fresh
+memory is an empty index. It holds the key itself, so a search touches no row. A *buried* key has no row any more, and
+its slot holds :data:`BURIED` as row. The home of a key is in a block of :data:`BLOCK` slots. The upper half of the
+key's hash chooses the block, and its lowest bits choose the slot. A probe continues slot by slot, around the end.
+Entries never move, and at least 1/4 of the slots are free.
+
+Shapes: C slots, K keys, U unique keys, S files of a stack, W columns of a row, B examples, F features of a batch, P
+of them, D and E columns.
 """
 
 from __future__ import annotations
@@ -41,13 +44,13 @@ BLOCK_BITS = 8
 BLOCK = 1 << BLOCK_BITS
 ROW_BITS = 40
 ROW_MASK = (1 << ROW_BITS) - 1
-BURIED = ROW_MASK - 1  # the last row number that a slot can hold
+BURIED = ROW_MASK - 1  # the largest row number that fits into a slot
 
 # Columns of ``files``.
 INDEX, NUM_SLOTS, ROWS = range(3)
 FILE_COLUMNS = 3
 AT_ONCE = 64
-"""Keys that are asked for together."""
+"""The number of keys that are searched together."""
 _SLOT_BYTES = 16
 _SLOTS_AHEAD = 24
 _MOST_PROBES, _MOST_PROBES_SMALL = (
@@ -58,7 +61,7 @@ _MOST_PROBES, _MOST_PROBES_SMALL = (
 if JIT_DISABLED:
 
     def word_at(address: Any) -> Any:
-        """The int64 at an address."""
+        """Returns the int64 at an address."""
         return ctypes.c_int64.from_address(int(address)).value
 
 else:
@@ -67,13 +70,13 @@ else:
 
 @njit_lean
 def home_of(key: Any, num_slots: Any) -> Any:
-    """The slot at which the probe of a key with this hash begins."""
+    """Returns the slot at which the probe of a key with this hash begins."""
     return (scaled(key, num_slots >> BLOCK_BITS) << BLOCK_BITS) + low_bits(key, BLOCK - 1)
 
 
 @njit_lean
 def row_in(index: Any, num_slots: Any, key: Any, key_id: Any, table: Any) -> Any:
-    """The row of a key with this hash in the index at an address, ``BURIED``, or ``NO_ROW``."""
+    """Returns the row of a key with this hash in the index at an address, ``BURIED``, or ``NO_ROW``."""
     slot = home_of(key, num_slots)
     while True:
         word = word_at(index + _SLOT_BYTES * slot + 8)
@@ -88,7 +91,7 @@ def row_in(index: Any, num_slots: Any, key: Any, key_id: Any, table: Any) -> Any
 
 @njit_lean
 def row_in_stack(files: I64x2, key: Any, key_id: Any, table: Any) -> Any:
-    """The first file of a stack that knows a key with this hash, -1 for none, and its row there, as of :func:`row_in`."""
+    """Returns the first file that knows a key with this hash, or -1, and the result of :func:`row_in` there."""
     for f in range(files.shape[0]):
         row = row_in(files[f, INDEX], files[f, NUM_SLOTS], key, key_id, table)
         if row != at.NO_ROW:
@@ -98,7 +101,7 @@ def row_in_stack(files: I64x2, key: Any, key_id: Any, table: Any) -> Any:
 
 @njit_lean
 def free_slot(index: Any, num_slots: Any, key: Any) -> Any:
-    """The slot of an index where a key with this hash goes, which is not there."""
+    """Returns the slot for a new key with this hash. The key must not be in the index."""
     slot = home_of(key, num_slots)
     while index[slot, 1] != 0:
         slot += 1
@@ -109,14 +112,14 @@ def free_slot(index: Any, num_slots: Any, key: Any) -> Any:
 
 @kernel()
 def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U8) -> Any:
-    """Adds keys to an index; one that is there, with a row or buried, stays as it is.
+    """Adds keys to an index. An entry that exists, with a row or buried, stays unchanged.
 
     Args:
-        first: the row of the first key that is new; those of others follow. -1 buries them all.
-        taken: uint8[K], written: 1 for each key that is new.
+        first: the row of the first new key; the rows of other new keys follow. -1 buries all new keys.
+        taken: uint8[K], written: 1 for each new key.
 
     Returns:
-        How many are new.
+        The number of new keys.
     """
     start, num_slots, num_new = address_of(index), index.shape[0], np.int64(0)
     num_keys = ids.shape[0]
@@ -142,10 +145,11 @@ def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U
 
 @kernel()
 def first_unsound(index: SealedI64x2, num_rows: int, num_buried: int, num_tables: int) -> Any:
-    """The first slot that no reader may follow, or that a lookup of its key does not find; -1 if there is none.
+    """Returns the first slot with an invalid entry, or whose key a lookup does not find; -1 if there is none.
 
-    The number of slots if none is free, or if as many keys with rows, or buried, are not there. Lookups take time that grows
-    with the number of slots only: an index that needs far more of it was not made by girih.
+    Returns the number of slots if no slot is free, or if the numbers of keys with rows or of buried keys differ from
+    the expected numbers. In an index of girih, the time of lookups grows only with the number of slots. An index that
+    needs far more time was not made by girih.
     """
     num_slots, num_free, num_without = index.shape[0], 0, 0
     for slot in range(num_slots):
@@ -178,7 +182,7 @@ def first_unsound(index: SealedI64x2, num_rows: int, num_buried: int, num_tables
 
 @kernel()
 def find_unknown(files: I64x2, ids: SealedI64, tables: SealedI32, unknown: U8) -> None:
-    """Writes to ``unknown``, uint8[K], 1 for each key that no file of a stack has, with a row or buried; see :func:`read_stack`."""
+    """Writes 1 to ``unknown``, uint8[K], for each key that no file of a stack knows; see :func:`read_stack`."""
     for i in range(ids.shape[0]):
         table = np.int64(tables[i])
         file, _ = row_in_stack(files, key_hash(ids[i], table), ids[i], table)
@@ -195,15 +199,17 @@ def take_unknown(
     most_rows: int,
     out: int,
 ) -> None:
-    """Adds to an index those keys with rows of a file that no file of a stack has, and copies their rows.
+    """Adds to an index the keys with rows of a file that no file of a stack knows, and copies their rows.
 
-    Slots of all indexes are in the order of hashes, so that each is walked from front to back.
+    Slots of all indexes are in the order of hashes, so each index is read from front to back.
 
     Args:
-        newer: the stack, see :func:`read_stack`. index, rows: of the file.
-        target: the index that keys are added to, which has none of them. out: an address: where the first new row goes; others follow.
-        progress: int64[2], the slot of ``index`` and the number of the new row to begin with; written: those to go on with.
-        most_rows: it ends at the slot of the key whose row would have this number; else behind the last slot.
+        newer: the stack, see :func:`read_stack`. index, rows: the index and rows of the file.
+        target: the index that receives the keys; it has none of them. out: the address for the first new row; other
+            rows follow.
+        progress: int64[2], the slot of ``index`` and the number of the new row at which to begin; written: where to
+            continue.
+        most_rows: stops at the slot of the key whose row would have this number, else after the last slot.
     """
     num_slots, width, size = target.shape[0], rows.shape[1], index.shape[0]
     slot, row = progress[0], progress[1]
@@ -244,16 +250,18 @@ def read_stack(
     out: F32x2,
     addresses: I64,
 ) -> None:
-    """Reads each key in the first file of a stack that knows it; one that has no row, or is buried, has its initial value.
+    """Reads each key in the first file of a stack that knows it.
+
+    A key without a row, or a buried key, has its initial value.
 
     Args:
         files: int64[S, 3], newest first: the address of the index, its number of slots, the address of the rows.
         ids, tables: int64[U], int32[U].
         keys: scratch, uint64[U]. halves: scratch, uint16[W], for rows of 16 bits.
-        in_place: whether rows stay where they are; else they are copied to ``out``.
-        file_of_key: int32[U], written: the file that has the row, -1 for none, -2 for a key that is buried.
-        out: float32[U, W], written where a row has its initial value, or is copied.
-        addresses: int64[U], written: where each key's float32[W] lie.
+        in_place: True leaves rows in place; False copies them to ``out``.
+        file_of_key: int32[U], written: the file that has the row, -1 for none, -2 for a buried key.
+        out: float32[U, W], written for initial values and copied rows.
+        addresses: int64[U], written: the address of each key's float32[W].
     """
     num_keys, num_files, dim = ids.shape[0], files.shape[0], out.shape[1]
     for first in range(0, num_keys, AT_ONCE):
@@ -274,7 +282,7 @@ def read_stack(
             addresses[i] = files[file, ROWS] + 4 * dim * row
             prefetch_words(addresses[i], dim)
         if not in_place:
-            for i in range(first, last):  # which are on their way by now
+            for i in range(first, last):  # rows were prefetched above
                 if file_of_key[i] >= 0:
                     copy_from(row_address(out, i), addresses[i], dim)
                     addresses[i] = row_address(out, i)
@@ -298,18 +306,21 @@ def copy_each(
     tail: int,
     num_tail: int,
 ) -> None:
-    """Copies the row of every id to its bag, where each bag is one id: what :func:`read_stack` and ``pool.stitch`` do of unique keys.
+    """Copies the row of every id to its bag, if each bag is one id.
 
-    Rows are on their way from memory while others are looked up, and no id is numbered. One that is the same as in the example before, as where
-    all share it, is not looked up again. Bags are written in the order of memory.
+    The result equals :func:`read_stack` and ``pool.stitch`` of unique keys. Rows are prefetched while other ids are
+    looked up, and ids are not numbered. If an id equals the id of the example before, it is not looked up again. Bags
+    are written in the order of memory.
 
     Args:
         files: see :func:`read_stack`.
         ids: int64[F·B], feature by feature.
-        features, tables, places: int64[P], int32[P], int64[P]: which features, the table of each, and its place in the output.
-        keys, addresses: scratch, uint64[K] and int64[K], K at least P: ids of so many are on their way together.
+        features, tables, places: int64[P], int32[P], int64[P]: the features, the table of each, and its place in the
+            output.
+        keys, addresses: scratch, uint64[K] and int64[K], K at least P: K ids are processed together.
         halves: scratch, uint16[W], for rows of 16 bits. made: scratch, float32[K, W], for initial values.
-        target, dim: the address of float32[B, P, D], and D. tail, num_tail: that of the columns behind, float32[B, P, E], and E, which may be 0.
+        target, dim: the address of float32[B, P, D], and D. tail, num_tail: the address of the following columns,
+            float32[B, P, E], and E, which may be 0.
     """
     num_files, width, num_places = files.shape[0], made.shape[1], features.shape[0]
     step = addresses.shape[0] // num_places

@@ -1,4 +1,6 @@
-"""Lines of a label and pairs, ``label index:value …`` or ``label field:index:value …``, to places in their bytes.
+"""Splits lines of a label and pairs into positions of their bytes.
+
+A pair is ``index:value`` or ``field:index:value``.
 
 Shapes: L lines, P pairs of all lines.
 """
@@ -14,12 +16,12 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.strings import MAX_INT, canonical
 
 GOOD, BLANK, NO_COLON, COLONS, NO_INTEGER, NO_VALUE = 0, 1, 2, 3, 4, 5
-"""The first fault of a line; see :func:`split_pairs`."""
+"""The first error of a line; see :func:`split_pairs`."""
 
 
 @njit_lean
 def _integer(data: Any, start: Any, end: Any) -> Any:
-    """(True, the 64 bits) if a word is an integer from -2**63 to 2**64 - 1, zeros before it included."""
+    """Returns (True, the 64 bits) if a word is an integer from -2**63 to 2**64 - 1. Leading zeros are allowed."""
     negative = end > start and data[start] == 45
     first = start + 1 if negative else start
     while first + 1 < end and data[first] == 48:
@@ -37,14 +39,14 @@ def _integer(data: Any, start: Any, end: Any) -> Any:
 def split_pairs(
     data: SealedU8, colons: int, labels: I64x2, faults: U8, rows: I64, cuts: I64x2, ids: I64
 ) -> Any:
-    """Splits lines, each of which ends with a line break; what follows a ``#`` is dropped.
+    """Splits lines, each of which ends with a line break. Text after a ``#`` is dropped.
 
     Args:
-        colons: of a pair: 1, or 2 with a field.
-        labels: int64[L, 2], written: where the label of each line that has one begins and ends.
-        faults: uint8[L], each BLANK; written: GOOD, or what is wrong with a line.
+        colons: the number of colons in a pair: 1, or 2 with a field.
+        labels: int64[L, 2], written: the begin and end of each line's label, if it has one.
+        faults: uint8[L], initially BLANK; written: GOOD, or the error of a line.
         rows: int64[P], written: the line of each pair.
-        cuts: int64[P, 4], written: where a pair, its index and its value begin, and where it ends.
+        cuts: int64[P, 4], written: the begin of a pair, its index and its value, and its end.
         ids: int64[P], written: the index of each pair.
 
     Returns:
@@ -92,7 +94,7 @@ def split_pairs(
 
 @kernel()
 def copy_words(data: SealedU8, starts: I64, ends: I64, offsets: I64, out: U8) -> None:
-    """Writes words one after the other, and where each one ends: int64[R], int64[R], int64[R+1], uint8[·]."""
+    """Copies words one after the other, and writes the end of each: int64[R], int64[R], int64[R+1], uint8[·]."""
     at = np.int64(0)
     for word in range(len(starts)):
         for byte in range(starts[word], ends[word]):

@@ -1,10 +1,10 @@
-"""Pooling bags of rows to vectors.
+"""Pools bags of rows into vectors.
 
-Weighted bags: sum is Σ w·x, mean is Σ w·x / n, sqrtn is Σ w·x / √n, with n the number of ids. An empty
-bag is 0. Rows are read where they lie, by their addresses: in shards, or in a copy.
+Weighted bags: sum is Σ w·x, mean is Σ w·x / n, sqrtn is Σ w·x / √n, with n the number of ids. An empty bag is 0. Rows
+are read in place by their addresses, in shards or in a copy.
 
-Shapes: B examples, P features of one output, O passes, N ids in the batch, U unique keys, W columns of a row,
-D columns of the output's segment, E of another one's that lie behind them, L ids of a feature.
+Shapes: B examples, P features of one output, O passes, N ids in the batch, U unique keys, W columns of a row, D
+columns of the output's segment. E columns of another segment follow them. L ids of a feature.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINES_AHEAD = 104
 
 @njit_lean
 def bag_scale(mode: Any, length: Any) -> Any:
-    """The factor of a bag's sum, float32."""
+    """Returns the factor of a bag's sum, float32."""
     if length > 1:
         if mode == MEAN:
             return np.float32(1.0) / np.float32(length)
@@ -35,7 +35,7 @@ def bag_scale(mode: Any, length: Any) -> Any:
 
 @kernel()
 def find_singles(offsets: SealedI32, num_examples: int, features: I64, firsts: I64) -> None:
-    """Writes to ``firsts[f]``, for each of the features f, where its ids begin if each bag holds one, else -1."""
+    """Writes to ``firsts[f]`` the start of the ids of each feature f if each of its bags holds one id, else -1."""
     for p in range(len(features)):
         start = features[p] * num_examples
         bounds = offsets[start : start + num_examples + 1]
@@ -48,7 +48,7 @@ def find_singles(offsets: SealedI32, num_examples: int, features: I64, firsts: I
 
 @njit_lean
 def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: Any) -> Any:
-    """The number of examples to ask for rows ahead, so that a hundred cache lines or more are on their way."""
+    """Returns how many examples ahead to prefetch rows, so that at least a hundred cache lines are requested."""
     num_ids = np.int64(0)
     for p in range(len(features)):
         num_ids += offsets[(features[p] + 1) * num_examples] - offsets[features[p] * num_examples]
@@ -60,7 +60,10 @@ def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: 
 def singles_within(
     offsets: I32, num_examples: Any, features: I64, weighted: Any, begin: Any, end: Any, firsts: I64
 ) -> None:
-    """As :func:`find_singles`, for each place in ``features``, of the examples ``begin`` to ``end``; -1 where ids are weighted."""
+    """Works like :func:`find_singles` for places in ``features`` and examples ``begin`` to ``end``.
+
+    Writes -1 if ids are weighted.
+    """
     for p in range(len(features)):
         bag = features[p] * num_examples
         first, differ = np.int64(offsets[bag + begin]) - begin, np.int64(weighted)
@@ -89,8 +92,8 @@ def pool_bags(
 ) -> None:
     """Pools the bags of examples ``begin`` to ``end``, example by example, so that memory is written in order.
 
-    Bags of one id are copied. Where a feature has no others, their bounds are not even read: that takes as
-    long as the copies, and crowds rows out of the nearest caches.
+    Bags of one id are copied. If a feature has only such bags, their bounds are not read: this would take as long as
+    the copies, and would displace rows from the nearest caches.
     """
     num_places = len(features)
     start_byte, tail_byte = 4 * first_column, 4 * (first_column + dim)
@@ -133,7 +136,7 @@ def pool_bags(
 def spread_rows(
     addresses: I64, first_column: Any, inverse: I32, start: Any, stop: Any, out: Any, dim: Any
 ) -> None:
-    """Copies the row of each id from ``start`` to ``stop``, unpooled, to ``out`` and on."""
+    """Copies the row of each id from ``start`` to ``stop``, unpooled, to addresses from ``out`` on."""
     ahead = _LINES_AHEAD // max(1, 4 * dim // LINE_BYTES)
     for i in range(start, stop):
         prefetch_words(addresses[inverse[min(i + ahead, stop - 1)]] + 4 * first_column, dim)
@@ -155,19 +158,21 @@ def stitch(
     begin: int,
     end: int,
 ) -> None:
-    """Makes all outputs of a group of its rows, wherever these came from (Shuffle & Stitch, PICASSO §III-B).
+    """Makes all outputs of a group from its rows, in any memory (Shuffle & Stitch, PICASSO §III-B).
 
-    Of the examples ``begin`` to ``end``, with which several threads share the work.
+    Processes the examples ``begin`` to ``end``, so that several threads can share the work.
 
     Args:
-        addresses: int64[·] by key number: where float32[W] lie.
+        addresses: int64[·] by key number: the address of each float32[W].
         inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
-        weights: float32[N], or of length 0 where all are 1.
-        passes: int64[O, 6], for each output, or two whose columns are side by side: where its features begin and end in
-            ``features``; the first column, how many, and how many the other one has; whether ids are not pooled.
+        weights: float32[N], or of length 0 if all are 1.
+        passes: int64[O, 6], for each output, or for two outputs with adjacent columns: begin and end of its features
+            in ``features``; the first column; the number of columns; the number of columns of the second output;
+            whether ids are not pooled.
         features, modes: int64, int8, of all passes.
-        targets: int64[O, 2], addresses of float32[B·P, D], or [L, D] of ids that are not pooled, and of the other's [B·P, E].
-        firsts: scratch, int64 of as many as a pass has features.
+        targets: int64[O, 2], addresses of float32[B·P, D], or [L, D] for unpooled ids, and of the second output,
+            [B·P, E].
+        firsts: scratch, int64, with the size of a pass's features.
     """
     for o in range(len(passes)):
         at, behind, column, dim, num_tail = (

@@ -1,6 +1,6 @@
 """The list of a table's rows, newest first, as row numbers in ``meta``: exact LRU in constant time.
 
-``NEWER`` and ``OLDER`` of a row are its neighbours, ``NEWEST`` and ``OLDEST`` of a table the ends.
+``NEWER`` and ``OLDER`` of a row are its neighbours. ``NEWEST`` and ``OLDEST`` of a table are the ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from girih.kernels.cpu.system import prefetch
 
 @njit_lean
 def push_newest(shard: Shard, table: Any, row: Any) -> None:
-    """Puts a row that is in no list, and that the caller has kept, at the newest end."""
+    """Puts a row at the newest end. The row must be in no list, and the caller must have kept it."""
     meta, tables = shard.meta, shard.tables
     newest = tables[table, NEWEST]
     meta[row, NEWER] = NO_ROW
@@ -33,7 +33,7 @@ def push_newest(shard: Shard, table: Any, row: Any) -> None:
 
 @njit_lean
 def unlink(shard: Shard, table: Any, row: Any) -> None:
-    """Takes a row out of its table's list."""
+    """Removes a row from its table's list."""
     meta, tables = shard.meta, shard.tables
     newer, older = meta[row, NEWER], meta[row, OLDER]
     if newer >= 0:
@@ -49,7 +49,7 @@ def unlink(shard: Shard, table: Any, row: Any) -> None:
 
 @njit_lean
 def touch(shard: Shard, table: Any, row: Any) -> None:
-    """Moves a row of the list, which the caller has kept, to the newest end."""
+    """Moves a row of the list to the newest end. The caller must have kept it."""
     if shard.tables[table, NEWEST] != row:
         unlink(shard, table, row)
         push_newest(shard, table, row)
@@ -57,7 +57,7 @@ def touch(shard: Shard, table: Any, row: Any) -> None:
 
 @kernel()
 def oldest_first(meta: I32x2, tables: I64x2, table: int, out: I32) -> Any:
-    """Writes the rows of a table's list to ``out``, oldest first; returns how many."""
+    """Writes the rows of a table's list to ``out``, oldest first. Returns their number."""
     row = tables[table, OLDEST]
     count = 0
     while row >= 0:
@@ -69,7 +69,10 @@ def oldest_first(meta: I32x2, tables: I64x2, table: int, out: I32) -> Any:
 
 @kernel()
 def walk(meta: I32x2, oldest: int, rows_ever: int, seen: U8, out: I32) -> Any:
-    """As :func:`oldest_first`, of a list that may be torn: ends where it leaves the rows, or comes back; ``seen`` uint8[R] is 0."""
+    """Works like :func:`oldest_first` on a list that may be torn.
+
+    Stops at an invalid or repeated row; ``seen``, uint8[R], is 0.
+    """
     row = np.int64(oldest)
     count = 0
     while 0 <= row < rows_ever and seen[row] == 0:
@@ -82,6 +85,6 @@ def walk(meta: I32x2, oldest: int, rows_ever: int, seen: U8, out: I32) -> Any:
 
 @njit_lean
 def prefetch_neighbours(meta: I32, row: Any) -> None:
-    """Asks for the meta of the rows that :func:`touch` will write beside ``row``."""
+    """Prefetches the meta of the rows that :func:`touch` will write in addition to ``row``."""
     prefetch(meta, meta[row, NEWER])
     prefetch(meta, meta[row, OLDER])

@@ -1,11 +1,10 @@
 """16-bit floats: exact widening, rounding to nearest, and stochastic rounding.
 
-Stochastic rounding goes up with the probability of the part cut off, so that updates smaller than the
-spacing of the format are right on average. Noise is 16 bits: the probability is exact for normal numbers
-and to 2⁻¹⁶ for subnormal ones. bfloat16 and float16 saturate at their largest finite value (65,504 for
-float16); NaN stays NaN.
+Stochastic rounding rounds up with the probability of the part cut off. So updates below the spacing of the format are
+correct on average. Noise has 16 bits: the probability is exact for normal numbers and accurate to 2⁻¹⁶ for subnormal
+numbers. bfloat16 and float16 saturate at their largest finite value (65,504 for float16). NaN stays NaN.
 
-A float32 is seen through its bits, as int64. Shapes: W columns of a row.
+A float32 is represented by its bits, as int64. Shapes: W columns of a row.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ NEAREST = -1
 _SIGN = 0x8000_0000
 _INFINITY = 0x7F80_0000
 _LEAST_NORMAL_HALF = 0x3880_0000  # 2⁻¹⁴
-_TOO_SMALL = 40  # more bits to cut than any noise could carry
+_TOO_SMALL = 40  # too many cut bits for any noise to carry
 
 
 @njit_lean
 def narrow_bfloat16(bits: Any, noise: Any) -> Any:
-    """The bfloat16 of a float32's bits; ``noise`` is 16 random bits, or ``NEAREST``."""
+    """Returns the bfloat16 of a float32's bits; ``noise`` is 16 random bits, or ``NEAREST``."""
     magnitude = bits & ~_SIGN
     sign = (bits & _SIGN) >> 16
     if magnitude > _INFINITY:
@@ -40,7 +39,7 @@ def narrow_bfloat16(bits: Any, noise: Any) -> Any:
 
 @njit_lean
 def narrow_float16(bits: Any, noise: Any) -> Any:
-    """The float16 of a float32's bits; ``noise`` is 16 random bits, or ``NEAREST``."""
+    """Returns the float16 of a float32's bits; ``noise`` is 16 random bits, or ``NEAREST``."""
     magnitude = bits & ~_SIGN
     sign = (bits & _SIGN) >> 16
     if magnitude > _INFINITY:
@@ -66,13 +65,13 @@ def narrow_float16(bits: Any, noise: Any) -> Any:
 
 @njit_lean
 def widen_bfloat16(half: Any) -> Any:
-    """The bits of the float32 that equals a bfloat16."""
+    """Returns the bits of the float32 that equals a bfloat16."""
     return np.int64(half) << 16
 
 
 @njit_lean
 def widen_float16(half: Any) -> Any:
-    """The bits of the float32 that equals a float16."""
+    """Returns the bits of the float32 that equals a float16."""
     value = np.int64(half)
     sign = (value & 0x8000) << 16
     exponent = (value >> 10) & 0x1F
@@ -114,7 +113,7 @@ def narrow_row(dtype: Any, values: F32, halves: U16) -> None:
 
 @njit_lean
 def narrow_row_randomly(dtype: Any, values: F32, halves: U16, seed: Any, key_id: Any, step: Any) -> None:
-    """Writes W columns, rounded by noise that (seed, id, step, column) alone decide."""
+    """Writes W columns, rounded by noise that depends only on (seed, id, step, column)."""
     bits = values.view(np.uint32)
     base = mix(mul_add(mix(mul_add(key_id, 1, seed)), 1, step))
     noise = base

@@ -1,4 +1,4 @@
-"""Routing: unique keys, table by table, become those of one place after the other, table by table in each.
+"""Routes unique keys to places. Keys ordered by table become keys ordered by place, and by table in each place.
 
 Shapes: F features, N ids in the batch, U unique keys, P places, M micro-batches, T tables.
 """
@@ -17,11 +17,11 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 
 @njit_lean
 def places_of(keys: I64, tables: I32, num_shards: Any, shards_each: Any, places: I32, ends: I64) -> None:
-    """Writes where each key lives, and how many keys of each table each place has.
+    """Writes the place of each key, and counts each place's keys of each table.
 
     Args:
-        num_shards: of all places together; shards_each: of one place, neighbours.
-        places: int32[U], written. ends: int64[P, T], written: the number of the first routed key behind these.
+        num_shards: the shards of all places; shards_each: the shards of one place, which are adjacent.
+        places: int32[U], written. ends: int64[P, T], written: the number of the first routed key after these.
     """
     ends[:] = 0
     for k in range(len(keys)):
@@ -43,13 +43,14 @@ def cut_places(
     places: I32,
     ends: I64,
 ) -> None:
-    """Cuts each place into as many as there are micro-batches, by the first one that has the key.
+    """Divides each place into one part per micro-batch, by the first micro-batch that has the key.
 
     Args:
         inverse: int32[N], the key of each id of these features.
-        behind: int64[M], the first example behind each micro-batch.
+        behind: int64[M], the first example after each micro-batch.
         firsts: int32[U], scratch.
-        places: int32[U], as :func:`places_of` wrote it: p becomes p · M + m. ends: int64[P · M, T], written alike.
+        places: int32[U], as :func:`places_of` wrote it: p becomes p · M + m. ends: int64[P · M, T], written in the
+            same way.
     """
     num_parts = len(behind)
     firsts[:] = num_parts
@@ -68,7 +69,7 @@ def cut_places(
 
 @njit_lean
 def sum_up(ends: Any) -> None:
-    """From how many keys of each table each place has to the number of the first key behind these."""
+    """Turns the numbers of keys by place and table into the number of the first key after each."""
     total = np.int64(0)
     for p in range(ends.shape[0]):
         for t in range(ends.shape[1]):
@@ -87,11 +88,11 @@ def route(
     out_keys: I64,
     out_counts: I32,
 ) -> None:
-    """Moves keys to where their place's begin; keys of one place and table keep their order.
+    """Moves keys to the range of their place. Keys of one place and table keep their order.
 
     Args:
-        ends: as :func:`places_of` wrote it; it is used up, and is the same again at the end.
-        numbers: int32[U], written: each key's number among the routed ones.
+        ends: as :func:`places_of` wrote it. Changed during the call, and restored at the end.
+        numbers: int32[U], written: each key's number among the routed keys.
         out_keys, out_counts: int64[U], int32[U], written.
     """
     for k in range(len(keys) - 1, -1, -1):
@@ -101,7 +102,7 @@ def route(
         out_keys[number] = keys[k]
         out_counts[number] = counts[k]
     total = len(keys)
-    for p in range(ends.shape[0] - 1, -1, -1):  # now they are starts: each end is the next one's start
+    for p in range(ends.shape[0] - 1, -1, -1):  # these are starts now; each end is the next start
         for t in range(ends.shape[1] - 1, -1, -1):
             start = ends[p, t]
             ends[p, t] = total
@@ -110,7 +111,7 @@ def route(
 
 @njit_lean
 def renumber(inverse: I32, offsets: I32, num_examples: Any, features: I64, numbers: I32) -> None:
-    """Replaces the key numbers of some features' ids, in ``inverse``, by their numbers among the routed ones."""
+    """Replaces the key numbers of some features' ids, in ``inverse``, by their numbers among the routed keys."""
     for f in range(len(features)):
         for n in range(offsets[features[f] * num_examples], offsets[(features[f] + 1) * num_examples]):
             inverse[n] = numbers[inverse[n]]
@@ -142,16 +143,20 @@ def unique_and_partition(
     keys: I64,
     counts: I32,
 ) -> Any:
-    """The unique keys of some features of a batch, routed to the places that own them (Unique & Partition, PICASSO §III-B).
+    """Finds the unique keys of some features of a batch, and routes them to the places that own them.
+
+    This is Unique & Partition (PICASSO §III-B).
 
     Args:
-        ids, offsets, features, tables, scratch, base, hashes, positions, part_ends: see :func:`~girih.kernels.cpu.dedup.dedup`.
-        num_shards: of all places together; shards_each: of one place, neighbours.
-        unrouted, unrouted_tables, unrouted_counts, unrouted_ends, places, numbers: scratch, int64 and int32, with room for every id;
-            ``unrouted_ends`` for every feature.
-        behind: int64[M], the first example behind each micro-batch.
-        ends: int64[P · M, T], written: the number of the first routed key behind those of each place, micro-batch and table.
-        inverse: int32[N], written for the features' ids: the number of each one's routed key.
+        ids, offsets, features, tables, scratch, base, hashes, positions, part_ends: see
+            :func:`~girih.kernels.cpu.dedup.dedup`.
+        num_shards: the shards of all places; shards_each: the shards of one place, which are adjacent.
+        unrouted, unrouted_tables, unrouted_counts, unrouted_ends, places, numbers: scratch, int64 and int32, with
+            room for every id; ``unrouted_ends`` for every feature.
+        behind: int64[M], the first example after each micro-batch.
+        ends: int64[P · M, T], written: the number of the first routed key after the keys of each place, micro-batch
+            and table.
+        inverse: int32[N], written for the features' ids: the number of each id's routed key.
         keys, counts: int64, int32, with room for every id; written up to U.
 
     Returns:

@@ -21,20 +21,20 @@ from girih.kernels.cpu.system import prefetch_words, row_address
 from girih.kernels.cpu.vector import copy_row
 
 MAKING, LEAVING, SETTING = range(3)
-"""Kinds of notes below 0: a row that is made for a key, that leaves its key, that is set from outside."""
+"""Kinds of notes below 0: a row that is being made for a key, that leaves its key, that is set from outside."""
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 
 if JIT_DISABLED:
 
     def settle() -> None:
-        """Does nothing without the JIT, which alone moves writes."""
+        """Does nothing without the JIT, because only the JIT reorders writes."""
 
 else:
 
     @intrinsic
     def settle(typing_context: Any) -> Any:
-        """Has all writes before it stand before all writes behind it, as a signal that ends the process sees them."""
+        """Prevents the compiler from moving writes across this point, so that a killed process leaves them in order."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             builder.fence("seq_cst", "singlethread")
@@ -45,7 +45,7 @@ else:
 
 @njit_lean
 def note(shard: Shard, kind: Any, row: Any) -> None:
-    """Says what is about to happen to a row; it stands until the next note, or the next verb."""
+    """Records the next change of a row. The note is valid until the next note or the next verb."""
     settle()
     shard.state[at.AMID] = ~((np.int64(kind) << _ROW_BITS) | np.int64(row))
     settle()
@@ -53,28 +53,31 @@ def note(shard: Shard, kind: Any, row: Any) -> None:
 
 @njit_lean
 def note_move(shard: Shard, position: Any, row: Any) -> None:
-    """Says that the gradient of the key at ``position`` is about to move a row; ``NO_ROW``: that those before have moved theirs."""
+    """Records that the gradient of the key at ``position`` moves a row next.
+
+    ``NO_ROW`` records that all before have moved.
+    """
     settle()
     shard.state[at.AMID] = (np.int64(position) << _ROW_BITS) | (np.int64(row) + 1)
     settle()
 
 
 def noted(word: int) -> tuple[int | None, int, int]:
-    """(kind, row, position) of a note: the kind is None where it is one of a move, the row ``NO_ROW`` where none was moving."""
+    """Returns (kind, row, position) of a note: kind None for a move, row ``NO_ROW`` if no row was moving."""
     if word < 0:
         return ~word >> _ROW_BITS, ~word & _ROW_MASK, 0
     return None, (word & _ROW_MASK) - 1, word >> _ROW_BITS
 
 
-AT_ONCE = 32  # rows that are asked for together, a power of two
+AT_ONCE = 32  # rows that are prefetched together, a power of two
 
 
 @njit_lean
 def prefetch_rows(shard: Shard, rows: I32, first: Any, last: Any, num_words: Any) -> None:
-    """Asks for the cache lines of the first words of some of ``rows``, int32[U], as far as there are so many.
+    """Prefetches the first words of ``rows[first:last]``, int32[U], up to the end of ``rows``.
 
-    A block of rows is asked for before the block before it is used: one by one, between uses, they come a third more
-    slowly where nothing of them is in a cache.
+    A block of rows is requested before the block before it is used. Single requests between uses are a third slower
+    if no row is in a cache.
     """
     for i in range(first, min(last, rows.shape[0])):
         prefetch_words(row_address(shard.values, rows[i]), num_words)
@@ -82,14 +85,14 @@ def prefetch_rows(shard: Shard, rows: I32, first: Any, last: Any, num_words: Any
 
 @njit_lean
 def prefetch_ahead(shard: Shard, rows: I32, i: Any, num_words: Any) -> None:
-    """Asks for the rows of the next block, if a block of ``rows`` begins at ``i``."""
+    """Prefetches the rows of the next block, if a block of ``rows`` begins at ``i``."""
     if i & (AT_ONCE - 1) == 0:
         prefetch_rows(shard, rows, i + AT_ONCE if i > 0 else 0, i + 2 * AT_ONCE, num_words)
 
 
 @njit_lean
 def holds(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
-    """Whether a row number, from wherever, is the row of this key now."""
+    """Returns whether a row number from any source is the current row of this key."""
     return 0 <= row < shard.state[at.ROWS_EVER] and index.holds_key(shard, row, key_id, table)
 
 
@@ -105,7 +108,7 @@ def read_row(shard: Shard, layout: Layout, row: Any, out: F32, number: Any) -> N
 
 @njit_lean
 def write_row(shard: Shard, layout: Layout, row: Any, value: F32, number: Any) -> None:
-    """Sets a row's columns from ``value[number]``, float32[W], rounded to nearest where rows are of 16 bits."""
+    """Sets a row's columns from ``value[number]``, float32[W], rounded to nearest if rows have 16 bits."""
     if layout.dtype == at.FLOAT32:
         copy_row(shard.values, row, at.VALUES, value, number, 0, value.shape[1])
     else:
@@ -132,7 +135,7 @@ def begin_state(shard: Shard, layout: Layout, row: Any, value: F32, hyper: F64) 
 def take_row(
     shard: Shard, layout: Layout, key_id: Any, table: Any, now: Any, count: Any, version: Any
 ) -> Any:
-    """Gives a key a row, with its value and state still to be written; memory must be there."""
+    """Gives a key a row. The caller must write its value and state, and must have claimed memory."""
     row = shard.state[at.FREE_ROW]
     if row >= 0:
         note(shard, MAKING, row)
@@ -160,7 +163,7 @@ def take_row(
 
 @njit_lean
 def drop_row(shard: Shard, layout: Layout, row: Any) -> None:
-    """Takes a row from its key: out of the index, out of its list, onto the chain of free rows."""
+    """Removes a row from its key, the index and its list, and adds it to the chain of free rows."""
     note(shard, LEAVING, row)
     keep_row(shard, row)
     note_left(shard, row)

@@ -1,11 +1,11 @@
-"""Copy on write: records as they stood when a save began, kept before a verb changes them.
+"""Copy on write: keeps records in their state at the start of a save, before a verb changes them.
 
-A record is a row, meta included, or a page of Bloom cells of the same size; rows are numbered from 0, pages
-from ``FIRST_PAGE`` on. A save copies them chunk by chunk, in order of their numbers. Whatever writes to a
-record that was not copied yet first calls :func:`keep_row` or :func:`keep_cells`, which copy it to a log, once.
+A record is a row with its meta, or a page of Bloom cells of the same size. Rows are numbered from 0, and pages from
+``FIRST_PAGE``. A save copies records chunk by chunk, in order of their numbers. Before a record that was not copied
+yet is written, :func:`keep_row` or :func:`keep_cells` copies it to a log, once.
 
-Shapes: V 32-bit words of a record, K records of a chunk, L records that the log has room for, P units of a
-record (words, or half words where columns have 16 bits).
+Shapes: V 32-bit words of a record, K records of a chunk, L records that fit into the log, P units of a record (words,
+or half words if columns have 16 bits).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.vector import copy_row
 
-# The first words of a log record: its number, and one more than the place of its chunk's one before.
+# The first words of a log record: its number, and the place + 1 of the previous record of its chunk.
 LINKS = 2
-_BLOCK = 256  # rows that stay in the nearest cache while they are split
+_BLOCK = 256  # rows that fit into the nearest cache
 
 
 @njit_lean
 def _place_of(shard: Shard, number: Any) -> Any:
-    """The log's place for a record of a chunk that was not copied; -1 if it has the record already."""
+    """Returns the log's place for a record of a chunk that was not copied, or -1 if the log has the record already."""
     byte, bit = number >> 3, 1 << (number & 7)
     if shard.kept[byte] & bit != 0:
         return -1
     place = shard.saving[at.NUM_KEPT]
     if place >= shard.log.shape[0]:
-        shard.saving[at.LOST] = 1  # nobody made room: the save fails, memory stays whole
+        shard.saving[at.LOST] = 1  # nobody made room: the save fails, memory stays valid
         return -1
     shard.kept[byte] |= bit
     shard.saving[at.NUM_KEPT] = place + 1
@@ -47,7 +47,7 @@ def _place_of(shard: Shard, number: Any) -> Any:
 
 @njit_lean
 def keep_row(shard: Shard, row: Any) -> None:
-    """To be called before a row is written to; costs one comparison where no save is under way."""
+    """Keeps a row. Call it before any write to the row. Costs one comparison without a save."""
     if row < shard.saving[at.SAVE_ROWS] and row >= shard.saving[at.SAVED]:
         place = _place_of(shard, np.int64(row))
         if place >= 0:
@@ -57,7 +57,7 @@ def keep_row(shard: Shard, row: Any) -> None:
 
 @njit_lean
 def keep_cells(shard: Shard, layout: Layout, key_id: Any, table: Any) -> None:
-    """To be called before a key is counted in its table's Bloom filter."""
+    """Keeps the cells of a key. Call it before the key is counted in its table's Bloom filter."""
     if shard.saving[at.SAVE_PAGES] == 0:
         return
     page_bytes = 4 * shard.meta.shape[1]
@@ -74,7 +74,7 @@ def keep_cells(shard: Shard, layout: Layout, key_id: Any, table: Any) -> None:
 
 @kernel()
 def put_logged(shard: Shard, chunk: int, first: int, records: I32x2) -> None:
-    """Puts what the log has of a chunk over its copy, int32[K, V], whose first record has number ``first``."""
+    """Writes the log's records of a chunk over its copy, int32[K, V], whose first record has number ``first``."""
     place = shard.saving[at.HEADS + chunk]
     while place > 0:
         number = np.int64(shard.log[place - 1, 0]) - first
@@ -87,7 +87,7 @@ def put_logged(shard: Shard, chunk: int, first: int, records: I32x2) -> None:
 def empty_log(shard: Shard, first_chunk: int, out: I32x2, ends: I64) -> Any:
     """Moves the log's records of chunks from ``first_chunk`` on to ``out``, int32[L, 1 + V], chunk by chunk.
 
-    ``ends`` int64[number of chunks] tells where each ends in ``out``; returns how many records there are.
+    Writes each chunk's end in ``out`` to ``ends``, int64[number of chunks]. Returns the number of records.
     """
     count = 0
     for chunk in range(ends.shape[0]):
@@ -107,7 +107,7 @@ def empty_log(shard: Shard, first_chunk: int, out: I32x2, ends: I64) -> Any:
 
 @kernel()
 def put_spilled(spilled: I32x2, first: int, records: I32x2) -> None:
-    """Puts records of :func:`empty_log`, int32[·, 1 + V], over their chunk's copy, int32[K, V]."""
+    """Writes records of :func:`empty_log`, int32[·, 1 + V], over their chunk's copy, int32[K, V]."""
     for i in range(spilled.shape[0]):
         number = np.int64(spilled[i, 0]) - first
         for word in range(records.shape[1]):
@@ -116,7 +116,7 @@ def put_spilled(spilled: I32x2, first: int, records: I32x2) -> None:
 
 @kernel()
 def split_halves(records: U16x2, rows: I32, columns: I64x2, starts: I64, out: U16x2) -> None:
-    """As :func:`split_words`, with half words as units."""
+    """Works like :func:`split_words`, with half words as units."""
     for column in range(columns.shape[0]):
         first, width = columns[column, 0], columns[column, 1]
         for i in range(rows.shape[0]):
@@ -129,7 +129,7 @@ def split_halves(records: U16x2, rows: I32, columns: I64x2, starts: I64, out: U1
 def split_words(records: F32x2, rows: I32, columns: I64x2, starts: I64, out: F32x2) -> None:
     """Copies rows of ``records``, [K, P] units, column by column.
 
-    Each of ``columns``, int64[·, 2] (first unit, width), is one dense array in ``out``, [1, ·], from its
+    Each of ``columns``, int64[·, 2] (first unit, width), becomes one dense array in ``out``, [1, ·], from its
     ``starts`` on.
     """
     for block in range(0, rows.shape[0], _BLOCK):
@@ -146,7 +146,7 @@ def split_words(records: F32x2, rows: I32, columns: I64x2, starts: I64, out: F32
 
 @njit_lean
 def note_changed(shard: Shard, row: Any) -> None:
-    """To be called where a row is made, moved or set."""
+    """Records a changed row. Call it when a row is made, moved or set."""
     byte = np.int64(row) >> 3
     if byte < shard.changed.shape[0]:
         shard.changed[byte] |= np.uint8(1 << (np.int64(row) & 7))
@@ -154,7 +154,10 @@ def note_changed(shard: Shard, row: Any) -> None:
 
 @njit_lean
 def note_left(shard: Shard, row: Any) -> None:
-    """To be called before a row is taken from its key; where there is no room for the key, that is noted instead."""
+    """Records a key whose row leaves.
+
+    Call it before the row is taken from the key. If there is no room, sets LEFT_LOST instead.
+    """
     if shard.left.shape[0] == 0:
         return
     place = shard.left[0, at.NUM_LEFT] + 1

@@ -1,7 +1,7 @@
-"""Strings to ids, straight from the buffers of a column.
+"""Turns strings into ids, directly from the buffers of a column.
 
-A *span* is a pair of byte positions in ``data``; Arrow's offsets are spans that touch. Hashes are
-XXH64 with seed 0 (the specification is public: github.com/Cyan4973/xxHash), the same on every machine.
+A *span* is a pair of byte positions in ``data``. Arrow's offsets are adjacent spans. Hashes are XXH64 with seed 0
+(the specification is public: github.com/Cyan4973/xxHash), the same on every machine.
 
 Shapes: R strings.
 """
@@ -22,14 +22,14 @@ PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 MAX_INT = np.uint64(0x7FFFFFFFFFFFFFFF)
 MAX_TENTH = np.uint64(0x1999999999999999)
-"""The largest number to which a decimal digit can be appended in 64 bits; digits up to 5 where it is equal."""
+"""The largest number to which a decimal digit can be appended in 64 bits. If equal, only digits up to 5 fit."""
 
 
 def ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64) -> tuple[I64, Bools]:
-    """The ids of R strings: the integer that a string spells canonically, else its XXH64.
+    """Returns the ids of R strings: the integer that a string spells canonically, else its XXH64.
 
     Returns:
-        int64[R]; bool[R], which spell a whole number as floats are printed, ``7.0`` or ``1.5e+17``.
+        int64[R]; bool[R]: True if a string spells a whole number like a printed float, ``7.0`` or ``1.5e+17``.
     """
     ids, floats = np.empty(len(starts), dtype=np.uint64), np.zeros(len(starts), dtype=np.bool_)
     with np.errstate(over="ignore"):
@@ -101,7 +101,7 @@ def _xxh64(data: Any, start: Any, end: Any) -> Any:
 
 @njit_lean
 def canonical(data: Any, start: Any, end: Any) -> Any:
-    """(True, the 64 bits of the integer) if the string is the plain decimal spelling of one from -2**63 to 2**64 - 1."""
+    """Returns (True, the bits) if the string is the plain decimal spelling of an integer from -2**63 to 2**64 - 1."""
     zero = np.uint64(0)
     if end <= start:
         return False, zero
@@ -127,8 +127,11 @@ def canonical(data: Any, start: Any, end: Any) -> Any:
 
 @njit_lean
 def _is_whole_float(data: Any, start: Any, end: Any) -> Any:
-    """Whether a string is ``7.0`` or ``1.5e+17``: digits before ``.0``, or digits and dots before ``e+`` and two more."""
-    # dot and plus first: they are rare, so that the processor guesses these branches
+    """Returns whether a string is like ``7.0`` or ``1.5e+17``.
+
+    The string has digits and ``.0``, or digits and dots, ``e+`` and two more characters.
+    """
+    # dot and plus first: they are rare, so branch prediction works
     if end - start >= 3 and data[end - 2] == 46 and data[end - 1] == 48:
         behind, has_exponent = end - 2, False
     elif end - start >= 5 and data[end - 3] == 43 and data[end - 4] == 101:
@@ -154,14 +157,14 @@ def _ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64, ids: U64
 
 @kernel()
 def unpack(data: SealedU8, offsets: I64, out: U8) -> Any:
-    """Strings that lie each behind its length, a little-endian uint32, to their bytes side by side.
+    """Unpacks strings that each follow their length, a little-endian uint32, into adjacent bytes.
 
     Args:
-        offsets: int64[R+1], its first 0; written: where each string ends in ``out``.
-        out: uint8[·], written: as many bytes as ``data`` has without the lengths of R strings.
+        offsets: int64[R+1], its first 0; written: the end of each string in ``out``.
+        out: uint8[·], written: has the size of ``data`` without the lengths of R strings.
 
     Returns:
-        Bytes of ``data`` that were read; less than all, or -1, where these are not R strings.
+        The bytes of ``data`` that were read; less than all, or -1, if these are not R strings.
     """
     at = np.int64(0)
     for row in range(len(offsets) - 1):

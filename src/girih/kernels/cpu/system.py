@@ -1,8 +1,7 @@
-"""The system below arrays, as kernels need it: bytes at an address, functions of the C library, and memory that
-another party reads and writes meanwhile.
+"""System functions for kernels: bytes at an address, functions of the C library, and memory shared with another writer.
 
-A *function* is the address of a C function that takes up to seven whole numbers or addresses and gives one. Unlike
-one of ctypes, which numba does not keep on the disk, it is an argument like any other, and a test may give its own.
+A *function* is the address of a C function that takes up to seven integers or addresses and returns one. Numba cannot
+cache ctypes functions on disk. An address is a plain argument, and a test may pass its own function.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from girih.kernels.cpu.jit import JIT_DISABLED, cgutils, intrinsic, njit_lean, t
 
 
 class System(NamedTuple):
-    """Functions of the C library: ``pread``, ``syscall`` and the one that says where ``errno`` lies."""
+    """Functions of the C library: ``pread``, ``syscall`` and the function that returns the address of ``errno``."""
 
     pread: int
     syscall: int
@@ -27,7 +26,7 @@ if JIT_DISABLED:
     _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 7, use_errno=True)
 
     def copy_bytes(target: Any, source: Any, count: Any) -> None:
-        """Copies bytes from one address to another; they do not overlap."""
+        """Copies bytes from one address to another. The ranges must not overlap."""
         ctypes.memmove(int(target), int(source), int(count))
 
     def call(function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any) -> Any:
@@ -35,15 +34,15 @@ if JIT_DISABLED:
         return _FUNCTION(int(function))(*(int(each) for each in (a, b, c, d, e, f, g)))
 
     def errno_of(system: System) -> Any:
-        """Why the function that was called last in this thread failed."""
+        """Returns the error number of the last function call in this thread."""
         return ctypes.get_errno()
 
     def load_acquire(array: Any) -> Any:
-        """The first item of int32[·], as int64; what was written before it, by whomever, is seen from now on."""
-        return int(array[0])  # the interpreter itself keeps the order on the processors that it is tested on
+        """Returns the first item of int32[·] as int64. Earlier writes of other parties are visible afterwards."""
+        return int(array[0])  # on the tested processors, the interpreter itself keeps the order
 
     def store_release(array: Any, value: Any) -> None:
-        """Sets the first item of int32[·]; who sees it sees all that was written before."""
+        """Sets the first item of int32[·]. A party that sees the item sees all earlier writes too."""
         array.view(np.uint32)[0] = value & 0xFFFFFFFF
 
 else:
@@ -52,7 +51,7 @@ else:
 
     @intrinsic
     def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
-        """Copies bytes from one address to another; they do not overlap."""
+        """Copies bytes from one address to another. The ranges must not overlap."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             target, source = (builder.inttoptr(each, cgutils.voidptr_t) for each in arguments[:2])
@@ -75,7 +74,7 @@ else:
 
     @intrinsic
     def errno_of(typing_context: Any, system: Any) -> Any:
-        """Why the function that was called last in this thread failed."""
+        """Returns the error number of the last function call in this thread."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             number = ir.IntType(32)
@@ -88,7 +87,7 @@ else:
 
     @intrinsic
     def load_acquire(typing_context: Any, array: Any) -> Any:
-        """The first item of int32[·], as int64; what was written before it, by whomever, is seen from now on."""
+        """Returns the first item of int32[·] as int64. Earlier writes of other parties are visible afterwards."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -98,7 +97,7 @@ else:
 
     @intrinsic
     def store_release(typing_context: Any, array: Any, value: Any) -> Any:
-        """Sets the first item of int32[·]; who sees it sees all that was written before."""
+        """Sets the first item of int32[·]. A party that sees the item sees all earlier writes too."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -113,17 +112,17 @@ LINE_BYTES = 64
 if JIT_DISABLED:
 
     def address_of(array: Any) -> Any:
-        """The address of an array's first item."""
+        """Returns the address of an array's first item."""
         return array.ctypes.data
 
     def prefetch_address(address: Any) -> None:
-        """Asks for the cache line at an address; does nothing without the JIT."""
+        """Prefetches the cache line at an address. Does nothing without the JIT."""
 
 else:
 
     @intrinsic
     def address_of(typing_context: Any, array: Any) -> Any:
-        """The address of an array's first item."""
+        """Returns the address of an array's first item."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -133,7 +132,7 @@ else:
 
     @intrinsic
     def prefetch_address(typing_context: Any, address: Any) -> Any:
-        """Asks for the cache line at an address."""
+        """Prefetches the cache line at an address."""
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             flag = context.get_value_type(types.int32)
@@ -149,19 +148,19 @@ else:
 
 @njit_lean
 def row_address(array: Any, row: Any) -> Any:
-    """The address of ``array[row]``."""
+    """Returns the address of ``array[row]``."""
     return address_of(array) + np.int64(row) * array.strides[0]
 
 
 @njit_lean
 def prefetch(array: Any, row: Any) -> None:
-    """Asks for the first cache line of ``array[row]``."""
+    """Prefetches the first cache line of ``array[row]``."""
     prefetch_address(row_address(array, row))
 
 
 @njit_lean
 def prefetch_columns(array: Any, row: Any, first_column: Any, num_columns: Any) -> None:
-    """Asks for the cache lines of some columns of ``array[row]``, of four bytes each; for rows that begin with a line."""
+    """Prefetches some columns of ``array[row]``, of four bytes each. Rows must begin at a cache line."""
     address = row_address(array, row)
     for byte in range(4 * first_column, 4 * (first_column + num_columns), LINE_BYTES):
         prefetch_address(address + byte)
@@ -169,7 +168,7 @@ def prefetch_columns(array: Any, row: Any, first_column: Any, num_columns: Any) 
 
 @njit_lean
 def prefetch_words(address: Any, num_words: Any) -> None:
-    """Asks for the cache lines of some words of four bytes that begin anywhere."""
+    """Prefetches some words of four bytes that begin anywhere."""
     for byte in range(0, 4 * num_words, LINE_BYTES):
         prefetch_address(address + byte)
     prefetch_address(address + 4 * num_words - 1)

@@ -1,10 +1,10 @@
-"""Rows of a column to their places in batches: single ids, bags between offsets, rows of a matrix.
+"""Copies rows of a column to their places in batches: single ids, bags between offsets, rows of a matrix.
 
-A call serves one column and many batches, so that the column is read while it lies in cache. Loops run
-over slices and indices are made unsigned: Numba then leaves out its test for negative ones, and the loads
-of a loop overlap (26 columns of a million rows, shuffled: 57 instead of 123 ms).
+A call serves one column and many batches, so that the column is read while it is in the cache. Loops run over slices
+and use unsigned indices. Numba then skips its test for negative indices, and the loads of a loop overlap (26 columns
+of a million rows, shuffled: 57 instead of 123 ms).
 
-Shapes: R rows of a column, M values in all its bags, K batches of B rows each, X columns of a matrix, S stretches.
+Shapes: R rows of a column, M values in all its bags, K batches of B rows each, X columns of a matrix, S ranges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from girih.kernels.cpu.jit import kernel
 from girih.kernels.cpu.system import prefetch, prefetch_columns
 
 _IDS, _WEIGHTS = {"values": SealedI64, "out": I64}, {"values": SealedF32, "out": F32}
-AHEAD = 16  # rows between asking for one and reading it
+AHEAD = 16  # rows between the prefetch and the read of a row
 
 
 @kernel(_IDS, _WEIGHTS)
@@ -46,7 +46,7 @@ def take_rows(values: SealedF32x2, index: I64, out: F32x2) -> None:
 
 @kernel()
 def count_values(offsets: SealedI64, index: I64x2, counts: I64) -> None:
-    """Writes how many values the bags of each batch hold: int64[R+1], int64[K, B], int64[K]."""
+    """Writes the number of values in the bags of each batch: int64[R+1], int64[K, B], int64[K]."""
     starts, ends = offsets[:-1], offsets[1:]
     for k in range(len(counts)):
         rows = index[k]
@@ -59,7 +59,7 @@ def count_values(offsets: SealedI64, index: I64x2, counts: I64) -> None:
 
 @kernel()
 def bag_ends(offsets: SealedI64, index: I64x2, firsts: I64, column: int, ends: I32x2) -> None:
-    """Writes where each bag taken ends, the first bag of batch k beginning at ``firsts[k]``.
+    """Writes the end of each bag that is taken. The first bag of batch k begins at ``firsts[k]``.
 
     Shapes: int64[R+1], int64[K, B], int64[K], int32[K, ·], written from ``column`` on.
     """
@@ -98,7 +98,7 @@ def take_bags(values: Any, offsets: SealedI64, index: I64x2, starts: I64, out: A
 
 @kernel(_IDS, _WEIGHTS)
 def copy_tails(values: Any, offsets: SealedI64, short_offsets: SealedI64, out: Any) -> None:
-    """Copies the last values of each bag, as many as ``short_offsets`` leaves room for: T[M], int64[R+1] twice."""
+    """Copies the last values of each bag, up to the room in ``short_offsets``: T[M], int64[R+1] twice."""
     for row in range(len(offsets) - 1):
         begin = short_offsets[row]
         size = short_offsets[row + 1] - begin

@@ -1,7 +1,7 @@
 """Kernels of the codecs of activations and their gradients in ``comm/codecs/`` (HT §4.2).
 
-A float32 is seen through its bits: magnitudes stand in the order of their bits, infinity above all numbers, NaN above
-infinity. Shapes: n numbers, R rows of D numbers, k numbers kept.
+A float32 is represented by its bits. Magnitudes have the order of their bits, infinity is above all numbers, and NaN
+is above infinity. Shapes: n numbers, R rows of D numbers, k numbers kept.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 LEVELS = 255.0
 LARGEST = float(np.finfo(np.float32).max)
 NARROW = 2.0**-100
-"""Rows whose range is smaller are sent as their least number."""
+"""Rows with a smaller range are sent as their least number."""
 NUM_COUNTS = 1 << 16
 _MAGNITUDE = 0x7FFF_FFFF
 _INFINITY = 0x7F80_0000
-_LOW_BITS = 15  # of a magnitude's 31
+_LOW_BITS = 15  # low bits of the 31 bits of a magnitude
 
 
 @njit_lean
 def _bfloat16(bits: Any) -> Any:
-    """The bfloat16 nearest to a float32, of two the even one; both as bits. NaN stays NaN."""
+    """Returns the bfloat16 nearest to a float32, ties to even; both as bits. NaN stays NaN."""
     magnitude = np.uint32(bits & np.uint32(_MAGNITUDE))
     sign = np.uint32(np.uint32(bits & np.uint32(0x8000_0000)) >> np.uint32(16))
     odd = np.uint32(magnitude >> np.uint32(16)) & np.uint32(1)
@@ -44,7 +44,7 @@ def narrow(values: SealedF32, halves: U16) -> None:
 
 @njit_lean
 def _ordered(bits: Any) -> Any:
-    """A float32's bits, int32, as a number in the order of floats; its own inverse."""
+    """Maps a float32's bits, int32, to a number with the order of floats. The function is its own inverse."""
     return np.int32(bits ^ (np.int32(bits >> 31) & np.int32(_MAGNITUDE)))
 
 
@@ -55,8 +55,8 @@ def quantize_rows(values: SealedF32x2, codes: U8x2, ranges: F32x2) -> None:
     Args:
         values: float32[R, D], D > 0.
         codes: uint8[R, D], written.
-        ranges: float32[R, 2], written: step and least number of each row; NaN both where a number is not finite, or the
-            range is beyond float32.
+        ranges: float32[R, 2], written: step and least number of each row; both NaN if a number is not finite, or the
+            range exceeds float32.
     """
     bits, range_bits = values.view(np.int32), ranges.view(np.int32)
     width = values.shape[1]
@@ -84,7 +84,7 @@ def quantize_rows(values: SealedF32x2, codes: U8x2, ranges: F32x2) -> None:
 
 @kernel()
 def keep_largest(values: SealedF32, counts: I64, indices: U32, halves: U16) -> None:
-    """Writes the k numbers of largest magnitude in their order, of equal ones the first.
+    """Writes the k numbers of largest magnitude in their order. Keeps the first of equal magnitudes.
 
     Args:
         values: float32[n].

@@ -1,19 +1,19 @@
-"""Rows whose values lie in slots of memory, or in a file below: found, brought in, sent out.
+"""Rows whose values are in slots of memory, or in a file below. Kernels find rows, bring them in and send them out.
 
-The shard holds the meta of every row, and behind it one word more, its *place*: where its values are.
+The shard holds the meta of every row, followed by one more word, its *place*: the position of its values.
 
-    0          nowhere: they are the initial ones, which nobody keeps
-    n > 0      in the file, at n - 1
-    n < 0      in slot -1 - n
+    0        nowhere: the values are the initial values, which are not stored
+    n > 0    in the file, at n - 1
+    n < 0    in slot -1 - n
 
-A slot holds a whole record, meta included, so that all kernels that move rows work on slots as they do on rows; of its
-meta only the key counts. The place of a slot's copy in the file stays known until the slot changes, so that a row that
-was only read leaves without a write.
+A slot holds a whole record with its meta, so that all kernels that move rows also work on slots. Only the key of this
+meta is used. The shard remembers the place of a slot's copy in the file until the slot changes. So a row that was
+only read leaves without a write.
 
-Slots are given out by a hand that goes around them (a clock), past those that are hot, those whose record is still
-being read, and those that the last few calls have used.
+A clock hand goes around the slots and gives them out. It skips hot slots, slots whose record is still being read, and
+slots that the last few calls have used.
 
-Shapes: R rows, N slots, U keys, V 32-bit words of a record, K records on their way.
+Shapes: R rows, N slots, U keys, V 32-bit words of a record, K records in transit.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Slots(NamedTuple):
 
     Attributes:
         records: int32[N, V].
-        rows: int32[N], the row that each holds, or -1.
-        places: int64[N], where the file has what a slot holds, counted from 1; 0 for nowhere.
-        calls: int32[N], the last call that used it.
-        flags: uint8[N]. CHANGED: the file has it otherwise. HOT: stays until the hot set is chosen anew. LOADING: its
-            record is still being read. FETCHED: it was asked for ahead, and nobody has read it since.
-        state: int64[8]: the hand; slots in use; how many are hot and may be; the count from which a row that comes in
-            is hot; the number of this call, and of the first of those whose slots stay.
+        rows: int32[N], the row in each slot, or -1.
+        places: int64[N], the place in the file of a slot's content, counted from 1; 0 for nowhere.
+        calls: int32[N], the last call that used the slot.
+        flags: uint8[N]. CHANGED: the file has other values. HOT: stays until the hot set is chosen again. LOADING:
+            its record is still being read. FETCHED: it was fetched ahead, and nobody has read it since.
+        state: int64[8]: the hand; slots in use; the number of hot slots and its maximum; the count from which a row
+            that comes in is hot; the number of this call, and of the first call whose slots stay.
     """
 
     records: I32x2
@@ -64,13 +64,13 @@ class Slots(NamedTuple):
 
 
 class SlotEvictions(NamedTuple):
-    """Work that :func:`take_slots` leaves to be done.
+    """Work that :func:`take_slots` leaves to the caller.
 
     Attributes:
-        rows, records: int32[K], int32[K, V]: rows that had to leave, and are to be written.
+        rows, records: int32[K], int32[K, V]: rows that had to leave, and must be written.
         freed: int64[K], places in the file that nobody needs any more.
-        loads: int32[K], slots whose record is to be read.
-        ends: int64[3], how many these are: rows, freed, loads.
+        loads: int32[K], slots whose record must be read.
+        ends: int64[3], the number of rows, freed and loads.
     """
 
     rows: I32
@@ -82,9 +82,10 @@ class SlotEvictions(NamedTuple):
 
 @njit_lean
 def use_slot(slots: Any, slot: Any, reads: Any) -> Any:
-    """Marks a slot as used in this call; returns whether training reads what was fetched ahead.
+    """Marks a slot as used in this call. Returns whether training reads a row that was fetched ahead.
 
-    As the next three functions, for :class:`Slots` and for :class:`girih.kernels.cpu.device_slots.DeviceSlots`.
+    This function and the next three work on :class:`Slots` and on
+    :class:`girih.kernels.cpu.device_slots.DeviceSlots`.
     """
     slots.calls[slot] = slots.state[CALL]
     if reads and slots.flags[slot] & FETCHED:
@@ -106,7 +107,7 @@ def fill_slot(shard: Shard, slots: Any, slot: Any, row: Any) -> None:
 
 @njit_lean
 def empty_slot(slots: Any, slot: Any) -> None:
-    """Takes a slot from its row."""
+    """Removes a row from its slot."""
     if slots.flags[slot] & HOT:
         slots.state[NUM_HOT] -= 1
     slots.rows[slot] = at.NO_ROW
@@ -115,7 +116,7 @@ def empty_slot(slots: Any, slot: Any) -> None:
 
 @njit_lean
 def next_slot(slots: Any, takes_free: Any) -> Any:
-    """The next slot that may be emptied, or that is free if ``takes_free``; ``NO_SLOT`` if there is none."""
+    """Returns the next slot that may be emptied, or that is free if ``takes_free``, or ``NO_SLOT`` if there is none."""
     state, num_slots = slots.state, slots.state[NUM_SLOTS]
     slot = state[HAND]
     for _ in range(num_slots):
@@ -131,17 +132,17 @@ def next_slot(slots: Any, takes_free: Any) -> Any:
 
 @njit_lean
 def set_place(shard: Shard, row: Any, place: Any) -> None:
-    """Writes where the values of a row are."""
+    """Writes the place of a row's values."""
     keep_row(shard, row)
     shard.keys[row, PLACE] = place
 
 
 @kernel()
 def find_slots(shard: Shard, slots: Slots, rows: I32, row_slots: I32) -> Any:
-    """Writes the slot of each row: ``MISSING`` where it has none, ``NO_SLOT`` where there is no row; marks slots used.
+    """Writes the slot of each row, ``MISSING`` if it has none, ``NO_SLOT`` if there is no row. Marks slots as used.
 
     Returns:
-        How many rows of the file are missing, were fetched ahead, and are still being read.
+        The numbers of rows of the file that are missing, that were fetched ahead, and that are still being read.
     """
     num_missing, num_fetched, num_loading = 0, 0, 0
     for i in range(rows.shape[0]):
@@ -164,14 +165,14 @@ def find_slots(shard: Shard, slots: Slots, rows: I32, row_slots: I32) -> Any:
 
 @kernel()
 def forget(shard: Shard, slots: Slots, known: I32, rows: I32, freed: I64) -> Any:
-    """Rows that keys have just got have no values yet: what is kept for those that had their numbers goes.
+    """Discards the values of row numbers that new keys just got, because they belong to earlier keys.
 
     Args:
         known: int32[U], rows that keys had before.
         freed: int64[U], places in the file that nobody needs any more.
 
     Returns:
-        How many these are.
+        The number of these places.
     """
     num_freed = 0
     for i in range(rows.shape[0]):
@@ -193,9 +194,9 @@ def forget(shard: Shard, slots: Slots, known: I32, rows: I32, freed: I64) -> Any
 
 @njit_lean
 def _leave(shard: Shard, slots: Slots, slot: Any, leaving: SlotEvictions) -> None:
-    """Empties a slot; what it held is copied to be written, if the file does not have it."""
+    """Empties a slot. Copies its record for writing, if the file does not have it."""
     row, place = np.int64(slots.rows[slot]), slots.places[slot]
-    if shard.meta[row, at.TABLE] < 0:  # its key has left meanwhile
+    if shard.meta[row, at.TABLE] < 0:  # its key has left
         set_place(shard, row, 0)
     elif slots.flags[slot] & CHANGED:
         number = leaving.ends[NUM_LEFT]
@@ -218,13 +219,15 @@ def _leave(shard: Shard, slots: Slots, slot: Any, leaving: SlotEvictions) -> Non
 def take_slots(
     shard: Shard, slots: Slots, rows: I32, start: int, row_slots: I32, fresh: U8, leaving: SlotEvictions
 ) -> Any:
-    """Gives a slot, from key ``start`` on, to each row whose ``row_slots`` is ``MISSING``; others leave for it.
+    """Gives a slot to each row whose ``row_slots`` is ``MISSING``, from key ``start`` on.
+
+    Other rows leave if necessary.
 
     Args:
-        fresh: uint8[U], set where the values of a row are to be made.
+        fresh: uint8[U], set for rows whose values must be made.
 
     Returns:
-        The key to go on from once there are more slots, or U.
+        The key at which to continue when there are more slots, or U.
     """
     for i in range(start, rows.shape[0]):
         if row_slots[i] != MISSING:
@@ -255,7 +258,7 @@ def take_slots(
 
 @kernel()
 def put_records(slots: Slots, loads: I32, records: I32x2) -> Any:
-    """Fills slots, int32[K], by records of the file, int32[K, V]; returns the first that is another key's, or -1."""
+    """Fills slots, int32[K], with records of the file, int32[K, V]. Returns the first record of another key, or -1."""
     for i in range(loads.shape[0]):
         for word in range(records.shape[1]):
             if word < _KEY_WORDS and records[i, word] != slots.records[loads[i], word]:
@@ -267,7 +270,7 @@ def put_records(slots: Slots, loads: I32, records: I32x2) -> Any:
 
 @kernel()
 def set_places(shard: Shard, rows: I32, places: I64) -> None:
-    """Writes where the file has rows, int32[K], int64[K]; those whose key has left meanwhile have no place."""
+    """Writes the places of rows in the file, int32[K], int64[K]. Rows whose key has left have no place."""
     for i in range(rows.shape[0]):
         set_place(shard, np.int64(rows[i]), places[i] + 1)
 
@@ -276,11 +279,11 @@ def set_places(shard: Shard, rows: I32, places: I64) -> None:
 def read_slots(
     records: Shard, layout: Layout, ids: I64, tables: I32, row_slots: I32, fresh: U8, hyper: F64x2, out: F32x2
 ) -> None:
-    """Copies the columns of rows in slots to ``out``, float32[U, W]: the initial ones where there is no slot.
+    """Copies the columns of rows in slots to ``out``, float32[U, W]; initial values if there is no slot.
 
     Args:
         records: the slots as a shard.
-        fresh: uint8[U], 1 where the slot is to be filled by the initial values first.
+        fresh: uint8[U], 1 if the slot must first be filled with the initial values.
         hyper: float64[S, 8], for the optimizers' first state.
     """
     num_words = at.VALUES + out.shape[1]
@@ -298,7 +301,7 @@ def read_slots(
 
 @kernel()
 def check_rows(shard: Shard, ids: I64, tables: I32, hints: I32, rows: I32) -> None:
-    """Writes the row of every key, or ``NO_ROW``; ``hints``, int32[U], are where they were."""
+    """Writes the row of every key, or ``NO_ROW``. ``hints``, int32[U], are earlier rows of the keys."""
     for i in range(ids.shape[0]):
         row = np.int64(hints[i])
         rows[i] = (
@@ -308,7 +311,10 @@ def check_rows(shard: Shard, ids: I64, tables: I32, hints: I32, rows: I32) -> No
 
 @kernel()
 def mark_changed(shard: Shard, slots: Slots, rows: I32, row_slots: I32, version: int) -> None:
-    """Before rows change in their slots: sets their version, and that the file does not have them."""
+    """Sets the version of rows, and marks that the file does not have their values.
+
+    Call it before they change in their slots.
+    """
     for i in range(rows.shape[0]):
         if rows[i] >= 0:
             row = np.int64(rows[i])
@@ -320,7 +326,7 @@ def mark_changed(shard: Shard, slots: Slots, rows: I32, row_slots: I32, version:
 
 @kernel()
 def alive(shard: Shard, slots: Slots, rows: I32, places: I64, flags: U8) -> None:
-    """Writes whether the file's record at each place, int64[K], is still that of its row, int32[K]; not where it is -1."""
+    """Writes whether the file's record at each place, int64[K], still belongs to its row, int32[K]; 0 for row -1."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         flags[i] = 0
@@ -334,7 +340,7 @@ def alive(shard: Shard, slots: Slots, rows: I32, places: I64, flags: U8) -> None
 
 @kernel()
 def move_places(shard: Shard, slots: Slots, rows: I32, places: I64) -> None:
-    """Writes where the file has rows, which are alive, from now on: int32[K], int64[K]."""
+    """Writes the new places in the file of live rows: int32[K], int64[K]."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         place = shard.keys[row, PLACE]

@@ -1,4 +1,4 @@
-"""Writing rows: gradients through the optimizers, values from outside, removal.
+"""Writes rows: gradients through the optimizers, values from outside, removal.
 
 Shapes: U unique keys, W columns of a row, S segments, T tables, K rows to drop, M terms of sums.
 """
@@ -35,7 +35,7 @@ from girih.kernels.cpu.saving import keep_row, note_changed
 from girih.kernels.cpu.system import prefetch_columns
 from girih.kernels.cpu.vector import add_scaled, sum_rows
 
-GRADIENT = 1  # the row of a shard's scratch that holds the gradient of a row on its way
+GRADIENT = 1  # the row of a shard's scratch for the gradient of the current row
 TERMS_AHEAD = 32
 _NO_FACTORS = np.empty(0, np.float32)
 _NO_TAIL = np.empty((0, 0), np.float32)
@@ -43,7 +43,7 @@ _NO_TAIL = np.empty((0, 0), np.float32)
 
 @njit_lean
 def prefetch_terms(grads: F32, order: I32, term: Any) -> None:
-    """Asks for the row of ``grads`` that is a term, if there is one."""
+    """Prefetches the row of ``grads`` for a term, if there is one."""
     if term < order.shape[0]:
         prefetch_columns(grads, order[term], 0, grads.shape[1])
 
@@ -63,7 +63,7 @@ def sum_terms(scratch: F32, column: Any, grads: F32, order: I32, factors: F32, s
 
 @njit_lean
 def _row_of(shard: Shard, key_id: Any, table: Any, row: Any) -> Any:
-    """The row of a key, ``row`` where it is still there; -1 where the key has none, which is counted."""
+    """Returns the row of a key, or -1 if it has none, which is counted. Checks the hint ``row``."""
     if not holds(shard, row, key_id, table):
         row = index.find(shard, key_id, table)
         if row < 0:
@@ -81,7 +81,7 @@ def _mark_moved(shard: Shard, table: Any, row: Any, step: Any) -> None:
 
 @njit_lean
 def row_to_move(shard: Shard, key_id: Any, table: Any, row: Any, step: Any) -> Any:
-    """The row of a key, ``row`` where it is still there, noted as moved in this step; -1 where the key has none."""
+    """Returns the row of a key, or -1. Checks the hint ``row``, and marks the row as moved in this step."""
     row = _row_of(shard, key_id, table, row)
     if row >= 0:
         _mark_moved(shard, table, row, step)
@@ -89,7 +89,7 @@ def row_to_move(shard: Shard, key_id: Any, table: Any, row: Any, step: Any) -> A
 
 
 def _updating(update: Any, *, alike: bool, single: bool) -> Any:
-    """Makes a function: one optimizer step on the columns of a row, float32[W]; for arguments see :func:`_applying`."""
+    """Makes a function for one optimizer step on the columns of a row, float32[W]; see :func:`_applying`."""
 
     @njit_lean
     def update_segments(shard: Shard, layout: Layout, row: Any, columns: F32, grad: F32, hyper: F64) -> None:
@@ -113,13 +113,13 @@ def _updating(update: Any, *, alike: bool, single: bool) -> Any:
 
 
 def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
-    """Makes a kernel that moves rows, with what it need not ask compiled into it.
+    """Makes a kernel that moves rows, with fixed decisions compiled into it.
 
-    With all optimizers in it, and with slices of any segment, a step on a row takes half as long again, and the kernel
-    three times as long to compile.
+    With all optimizers in the kernel, and with slices of any segment, a step on a row takes 1.5 times as long, and
+    the kernel takes three times as long to compile.
 
     Args:
-        update: the optimizer of all segments, where they are ``alike``.
+        update: the optimizer of all segments, if they are ``alike``.
         single: rows are one segment.
     """
     update_segments = _updating(update, alike=alike, single=single)
@@ -169,7 +169,7 @@ def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
             note_move(shard, first + i + 1, at.NO_ROW)
         return dropped
 
-    # numba's cache tells functions apart by their names
+    # numba's cache identifies functions by their names
     apply.__name__ = apply.__qualname__ = f"apply_{name}"
     return kernel()(apply)
 
@@ -183,7 +183,7 @@ for _number, (_name, _update) in enumerate(UPDATES.items()):
 
 
 def applying(optimizers: Sequence[int]) -> Any:
-    """The kernel that :func:`apply_gradients` calls for rows whose segments have these optimizers."""
+    """Returns the kernel that :func:`apply_gradients` calls for rows whose segments have these optimizers."""
     alike = len(set(optimizers)) == 1
     return _APPLY[optimizers[0] if alike else None, len(optimizers) == 1]
 
@@ -193,9 +193,9 @@ class Terms(NamedTuple):
 
     Attributes:
         starts: int32[U+1]: key i has the terms from ``starts[i]`` on, up to ``starts[i+1]``.
-        order: int32[M]: the row that each term is.
-        factors: float32[M], or of length 0 where all are 1.
-        tail: float32[·, E]: the columns that follow those of the matrix; E may be 0.
+        order: int32[M]: the row of each term.
+        factors: float32[M], or of length 0 if all are 1.
+        tail: float32[·, E]: the columns that follow the columns of the matrix; E may be 0.
     """
 
     starts: I32
@@ -216,14 +216,14 @@ def apply_gradients(
     terms: Terms | None = None,
     first: int = 0,
 ) -> int:
-    """Moves the row of every key by its gradient; returns how many keys have none.
+    """Moves the row of every key by its gradient. Returns how many keys have no row.
 
-    ``rows`` int32[U] is where the rows were: each is checked against its key, and looked up again if another
-    key lives there now. A gradient never reaches another key's row.
+    ``rows``, int32[U], are hints: each is checked against its key. If another key has the row now, the key is
+    searched. A gradient never reaches another key's row.
 
     Args:
-        grads: float32[U, W]; or float32[·, W - E], of which ``terms`` are summed.
-        first: the position of the first key among all that come together.
+        grads: float32[U, W]; or float32[·, W - E], whose rows are summed by ``terms``.
+        first: the position of the first key among all keys of the call.
     """
     if terms is None:
         numbers = _numbers(len(ids) + 1)
@@ -253,13 +253,13 @@ def _many_numbers(bits: int) -> I32:
 
 
 def _numbers(count: int) -> I32:
-    """0, 1, …, int32[count]."""
+    """Returns 0, 1, …, int32[count]."""
     return _many_numbers(count.bit_length())[:count]
 
 
 @kernel()
 def assign(shard: Shard, layout: Layout, rows: I32, values: F32x2, hyper: F64x2, version: int) -> None:
-    """Sets the columns of rows to ``values``, float32[U, W]; optimizer state stays, and is made to agree."""
+    """Sets the columns of rows to ``values``, float32[U, W]. Optimizer state stays, and is adapted to the values."""
     for i in range(rows.shape[0]):
         if rows[i] < 0:
             continue
@@ -290,7 +290,7 @@ def begin_states(shard: Shard, layout: Layout, rows: I32, hyper: F64x2) -> None:
 
 @kernel()
 def drop_rows(shard: Shard, layout: Layout, rows: I32) -> Any:
-    """Removes the keys of these rows, int32[K], skipping -1; returns how many left."""
+    """Removes the keys of these rows, int32[K], skipping -1. Returns how many left."""
     dropped = 0
     for i in range(rows.shape[0]):
         if rows[i] >= 0:
@@ -305,9 +305,9 @@ def drop_rows(shard: Shard, layout: Layout, rows: I32) -> Any:
 def load_keys(
     shard: Shard, layout: Layout, ids: I64, tables: I32, last_used: I32, counts: I32, versions: I32, rows: I32
 ) -> None:
-    """Finds or takes a row for each key and writes its meta; ``rows`` int32[K] tells where the values belong.
+    """Finds or takes a row for each key and writes its meta. Writes the row numbers to ``rows``, int32[K].
 
-    Memory for K rows and slots must be there. Keys become the newest of their tables, in order.
+    Memory for K rows and slots must be claimed. Keys become the newest of their tables, in order.
     """
     for i in range(ids.shape[0]):
         table = np.int64(tables[i])
@@ -332,7 +332,7 @@ def initial_values(layout: Layout, ids: I64, tables: I32, out: F32x2) -> None:
 
 @kernel()
 def relink(shard: Shard, table: int, rows: I32) -> None:
-    """Makes a table's list of ``rows``, all of its rows, oldest first."""
+    """Builds a table's list from ``rows``, all of its rows, oldest first."""
     shard.tables[table, at.NEWEST] = at.NO_ROW
     shard.tables[table, at.OLDEST] = at.NO_ROW
     for i in range(rows.shape[0]):
@@ -343,8 +343,8 @@ def relink(shard: Shard, table: int, rows: I32) -> None:
 def follow(shard: Shard, table: int, oldest: int, newer_of: I32, new_of: I32) -> None:
     """Makes the rows of a saved list the newest of a table's list, in the saved order.
 
-    The list begins at ``oldest``; of each row number as it was then, int32[R], ``newer_of`` is the next one and
-    ``new_of`` the row now, or -1.
+    The list begins at ``oldest``. ``newer_of`` and ``new_of``, int32[R], have an entry for each saved row number: the
+    next saved row, and the new row number or -1.
     """
     row = np.int64(oldest)
     for _ in range(newer_of.shape[0]):

@@ -1,11 +1,12 @@
 """Arithmetic on whole rows, sixteen floats at a time.
 
-Numba's own loops check again and again whether two rows overlap, and take rows of 16 one float after the other.
-Results are the same to the last bit: multiplication and addition round separately, in the order of columns.
+Numba's own loops test repeatedly whether two rows overlap, and process rows of 16 one float at a time. Results are
+bit-identical: multiplication and addition round separately, in the order of columns.
 
-Arrays are C-contiguous float32[·, ·]; a place in one is a row and a column. An *address* is that of a float in memory,
-whatever array it belongs to: rows of several shards are read by it, where they lie. By an address LLVM does not ask again and again
-whether two arrays overlap. *Lanes* are the sixteen floats at an address: a register under the JIT, an array of its own without it.
+Arrays are C-contiguous float32[·, ·]. A place in an array is a row and a column. An *address* is the address of a
+float in memory, in any array. Rows of several shards are read in place by their addresses. With addresses, LLVM does
+not test repeatedly whether two arrays overlap. *Lanes* are the sixteen floats at an address: a register under the
+JIT, a separate array without it.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ else:
 
 @njit_lean
 def float_address(array: F32, row: Any, column: Any) -> Any:
-    """The address of a place in an array."""
+    """Returns the address of a place in an array."""
     return address_of(array) + 4 * (np.int64(row) * array.shape[1] + column)
 
 
@@ -143,7 +144,7 @@ def copy_row(
 def add_scaled(
     target: F32, row: Any, column: Any, source: F32, from_row: Any, from_column: Any, dim: Any, factor: Any
 ) -> None:
-    """Adds ``factor`` times ``dim`` floats at one place to those at another."""
+    """Adds ``factor`` times ``dim`` floats at one place to the floats at another."""
     at, start = float_address(target, row, column), float_address(source, from_row, from_column)
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
@@ -157,7 +158,7 @@ def add_scaled(
 def add_row(
     target: F32, row: Any, column: Any, source: F32, from_row: Any, from_column: Any, dim: Any
 ) -> None:
-    """Adds ``dim`` floats at one place to those at another."""
+    """Adds ``dim`` floats at one place to the floats at another."""
     add_scaled(target, row, column, source, from_row, from_column, dim, np.float32(1.0))
 
 
@@ -208,7 +209,7 @@ def weigh_from(
     weights: F32,
     factor: Any,
 ) -> None:
-    """As :func:`sum_from`, each float times ``weights[start:stop]``."""
+    """Works like :func:`sum_from`, with each float multiplied by ``weights[start:stop]``."""
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
         lanes = _all_lanes(np.float32(0.0))
@@ -229,7 +230,10 @@ def weigh_from(
 def sum_rows(
     target: F32, row: Any, column: Any, source: F32, numbers: I32, start: Any, stop: Any, dim: Any
 ) -> None:
-    """The sum of the rows ``numbers[start:stop]`` of ``source``, ``dim`` floats each, in their order, to a place."""
+    """Writes the sum of the rows ``numbers[start:stop]`` of ``source`` to a place.
+
+    Rows have ``dim`` floats and are added in their order.
+    """
     at, origin, row_bytes = float_address(target, row, column), address_of(source), 4 * source.shape[1]
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
@@ -246,7 +250,10 @@ def sum_rows(
 
 @njit_lean
 def sum_of_squares(grad: F32, row: F32, l2: Any, bound: Any) -> Any:
-    """Σ g² with g = grad + l2 · row within ±bound, float32[D] each: 16 sums side by side, then halves to halves."""
+    """Returns Σ g² with g = grad + l2 · row within ±bound, float32[D] each.
+
+    Adds 16 sums in parallel, then halves to halves.
+    """
     dim = row.shape[0]
     whole = dim - dim % _LANES
     lanes, at, start = _all_lanes(np.float32(0.0)), address_of(grad), address_of(row)

@@ -1,6 +1,7 @@
 """Kernels of the codecs in ``comm/codecs/`` (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
 
-Shapes: B examples, F features, N ids in the batch, U unique ids of a feature, n ids of a feature, R blocks of W floats.
+Shapes: B examples, F features, N ids in the batch, U unique ids of a feature, n ids of a feature, R blocks of W
+floats.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from girih.kernels.cpu.hashing import key_hash, low_bits
 from girih.kernels.cpu.jit import kernel, njit_lean
 
 PLAIN, SINGLES = -1, -2
-"""In place of a feature's number of unique ids: it travels plainly; plainly, one id in each example."""
+"""Values in place of a feature's number of unique ids: sent as is; sent as is with one id per example."""
 
 KAPPA = 32768.0
 _INFINITY = 0x7F80_0000
 _MAGNITUDE = 0x7FFF_FFFF
-_LEAST_NORMAL = 0x3880_0000  # 2⁻¹⁴, of float16
+_LEAST_NORMAL = 0x3880_0000  # 2⁻¹⁴, in float16
 SMALL = 2.0**-100
 
 
 @njit_lean
 def _number(ids: I64, table: I32, base: Any, inverse: I32, unique: I64, counts: U32) -> Any:
-    """Numbers ids in the order of their first occurrence; returns how many are unique."""
+    """Numbers ids in the order of their first occurrence. Returns how many are unique."""
     mask = len(table) - 1
     num = np.int64(0)
     for i in range(len(ids)):
@@ -64,7 +65,7 @@ def _number(ids: I64, table: I32, base: Any, inverse: I32, unique: I64, counts: 
 
 @njit_lean
 def _is_singles(bounds: I32) -> Any:
-    """Whether each bag has one id. Args: int32[B+1]."""
+    """Returns whether each bag has one id. Args: int32[B+1]."""
     for b in range(len(bounds) - 1):
         if bounds[b + 1] - bounds[b] != 1:
             return False
@@ -75,7 +76,7 @@ def _is_singles(bounds: I32) -> Any:
 def _pack_by_id(
     bounds: I32, inverse: I32, counts: U32, places: I64, samples: Any, weights: F32, packed_weights: F32
 ) -> Any:
-    """Writes the example of each occurrence, id after id, and its weight; returns the largest count.
+    """Writes the example of each occurrence, id by id, and its weight. Returns the largest count.
 
     Args:
         bounds: int32[B+1], of the feature's bags in the batch. inverse: int32[n]. counts: uint32[U].
@@ -99,7 +100,7 @@ def _pack_by_id(
 
 @njit_lean
 def _pack_sizes(bounds: I32, counts: U32) -> Any:
-    """Writes how many ids each bag has; returns the largest number."""
+    """Writes the number of ids in each bag. Returns the largest number."""
     largest = np.int64(0)
     for b in range(len(bounds) - 1):
         size = bounds[b + 1] - bounds[b]
@@ -124,21 +125,21 @@ def pack_ids(
     samples: Any,
     packed_weights: F32,
 ) -> Any:
-    """Packs a batch feature by feature; a feature that would grow travels plainly.
+    """Packs a batch feature by feature. A feature that would grow is sent as is.
 
     Args:
         ids, offsets, weights: int64[N], int32[F·B+1], float32[N] or [0]: the batch.
-        pooled: bool[F]: whose order within a bag does not matter.
+        pooled: bool[F]: True if the order within a bag does not matter.
         table: scratch, int32, zeros, a power of two above twice the ids of any one feature.
         inverse, places: scratch, int32, int64, with room for the ids of any one feature.
-        sizes: int64[2·F], written: ids of each feature, and how many are unique, ``PLAIN`` or ``SINGLES``.
-        packed_ids: int64[N], written: unique ids, or all of a feature that travels plainly.
-        counts: uint32[N + F·B], written: of each unique id, or ids of each example.
+        sizes: int64[2·F], written: ids of each feature, and the number of unique ids, ``PLAIN`` or ``SINGLES``.
+        packed_ids: int64[N], written: unique ids, or all ids of a feature that is sent as is.
+        counts: uint32[N + F·B], written: occurrences of each unique id, or ids of each example.
         samples: uint16 or uint32[N], written: the example of each occurrence.
         packed_weights: float32[N] or [0], written.
 
     Returns:
-        How many ids, counts and samples were written, and the largest count.
+        The numbers of ids, counts and samples that were written, and the largest count.
     """
     sample_bytes = samples.itemsize
     num_ids, num_counts, num_samples, largest = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
@@ -189,17 +190,16 @@ def unpack_ids(
     offsets: I32,
     order: I32,
 ) -> Any:
-    """Undoes ``pack_ids``; bags may have another order within.
+    """Reverses ``pack_ids``. The order within bags may differ.
 
-    The caller has seen that ``sizes`` agrees with the lengths of all arrays.
+    The caller must have checked ``sizes`` against the lengths of all arrays.
 
     Args:
         places: scratch, int32[B].
-        ids, offsets, order: int64[N], int32[F·B+1], int32[N], written; ``order`` says where in the packed
-            order each id stood.
+        ids, offsets, order: int64[N], int32[F·B+1], int32[N], written; ``order`` has the packed position of each id.
 
     Returns:
-        False if counts do not add up or a sample is none of the batch; nothing beyond the arrays is touched.
+        False if counts do not add up or a sample is not in the batch. Accesses stay within the arrays.
     """
     num_ids, num_counts, num_samples, start = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     offsets[0] = 0
@@ -269,20 +269,20 @@ def shrink_blocks(values: SealedF32x2, scaled: F32, halves: U16x2, scales: F32) 
         largest = np.uint32(0)
         for i in range(width):
             largest = max(largest, np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)))
-        scale_bits[r] = largest  # magnitudes stand in the order of their bits
+        scale_bits[r] = largest  # magnitudes have the order of their bits
         if largest >= np.uint32(_INFINITY):
             scales[r] = np.float32(0)
             for i in range(width):
                 if np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)) < np.uint32(_INFINITY):
                     scales[r] = max(scales[r], abs(values[r, i]))
             if scales[r] == 0:
-                scales[r] = np.float32(1)  # so that infinity times it is infinity
+                scales[r] = np.float32(1)  # so that infinity stays infinity
         scale = scales[r]
         if scale >= np.float32(SMALL):
             factor = np.float32(np.float32(KAPPA) / scale)
             for i in range(width):
                 scaled[i] = values[r, i] * factor
-        elif scale > 0:  # the factor is beyond float32
+        elif scale > 0:  # the factor exceeds float32
             wide = KAPPA / np.float64(scale)
             for i in range(width):
                 scaled[i] = np.float32(np.float64(values[r, i]) * wide)

@@ -1,4 +1,4 @@
-"""Counts by table, row numbers for new keys, and the meta of all rows, in GPU memory.
+"""Counters by table, row numbers for new keys, and the meta of all rows, in GPU memory.
 
 Shapes: U unique keys, T tables, R rows that were ever made.
 """
@@ -30,7 +30,7 @@ from girih.kernels.gpu.layout import (
 )
 
 NUM_FREE, ROWS_EVER, NUM_ROWS, ADDED = range(4)
-"""Entries of a shard's ``words``: free rows, rows ever made, rows with keys, keys that the index was ever given."""
+"""Entries of a shard's ``words``: free rows, rows ever made, rows with keys, keys ever added to the index."""
 _NUM_FREE, _ROWS_EVER, _NUM_ROWS, _ADDED = map(constexpr, range(4))
 _COLUMNS, _TABLE_ROWS, _LOOKUPS, _HITS, _NEW, _REFUSED, _UPDATES, _DROPPED = map(
     constexpr,
@@ -42,8 +42,8 @@ _COLUMNS, _TABLE_ROWS, _LOOKUPS, _HITS, _NEW, _REFUSED, _UPDATES, _DROPPED = map
 def _add(
     counters: tensor, table: tensor, first: tensor, last: tensor, counted: tensor, column: constexpr
 ) -> None:  # fmt: skip
-    """Adds the number of ``counted`` keys of each table to a column; ``first`` and ``last`` bound the tables of a program."""
-    if first == last:  # nearly always, since keys of one table stand together: one atomic a program
+    """Adds the number of ``counted`` keys of each table to a column. ``first`` and ``last`` bound the tables."""
+    if first == last:  # nearly always, because keys of one table are adjacent: one atomic per program
         tl.atomic_add(counters + first * _COLUMNS + column, tl.sum(counted.to(tl.int64)), sem="relaxed")
     else:
         tl.atomic_add(counters + table * _COLUMNS + column, counted.to(tl.int64), mask=counted, sem="relaxed")
@@ -51,7 +51,7 @@ def _add(
 
 @triton.jit
 def _tables_of(tables: tensor, i: tensor, mask: tensor) -> Any:
-    """The table of each key, the lowest and the highest."""
+    """Returns the table of each key, and the lowest and the highest table."""
     table = load(tables + i, mask)
     return table, tl.min(tl.where(mask, table, 1 << 30)), tl.max(tl.where(mask, table, -1))
 
@@ -82,7 +82,7 @@ def count_read(
 def count_moved(
     tables: tensor, moving: tensor, refused: tensor, num_keys: tensor, counters: tensor, BLOCK: constexpr
 ) -> None:  # fmt: skip
-    """Counts a step by tables; for the arguments see :func:`girih.kernels.gpu.update.rows_to_move` and :func:`count_read`."""
+    """Counts a step by tables. Arguments: :func:`~girih.kernels.gpu.update.rows_to_move`, :func:`count_read`."""
     i = items(BLOCK)
     mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
     table, first, last = _tables_of(tables, i, mask)
@@ -124,11 +124,11 @@ def _take_rows(ranks: tensor, words: tensor, n: tensor, BLOCK: constexpr) -> Non
 
 
 def number_rows(takes: Tensor, free: Tensor, words: Tensor, rows: Tensor) -> None:
-    """Gives each key with ``takes`` a row, in their order: those that became free last, then new ones.
+    """Gives each key with ``takes`` a row, in key order. Uses the rows that became free last, then new rows.
 
     Args:
-        takes: int32[U], 0 behind the keys that there are. free: int32[·], the free rows. words: int64[4], moved on.
-        rows: int32[U], written where a key takes one.
+        takes: int32[U], 0 after the last key. free: int32[·], the free rows. words: int64[4], updated.
+        rows: int32[U], written for keys that take a row.
     """
     ranks = torch.cumsum(takes, 0, dtype=torch.int32)
     launch(_number_rows, len(takes), block_of(1024, len(takes)), takes, ranks, free, words, rows, len(takes))
@@ -155,7 +155,7 @@ def _read_meta(
 
 @dataclass(frozen=True)
 class Meta:
-    """The columns of R rows that eviction needs: ``tables``, ``last_used``, ``counts`` int32[R], ``stamps`` int64[R]."""
+    """Columns of R rows for eviction: ``tables``, ``last_used``, ``counts`` int32[R], ``stamps`` int64[R]."""
 
     tables: Tensor
     last_used: Tensor
@@ -163,12 +163,12 @@ class Meta:
     stamps: Tensor
 
     def taken(self, places: Tensor) -> Meta:
-        """Those of some rows, int64[·]."""
+        """Returns the columns of some rows, int64[·]."""
         return Meta(self.tables[places], self.last_used[places], self.counts[places], self.stamps[places])
 
 
 def read_meta(chunks: Tensor, rows: Tensor | int, chunk_bits: int, stride: int) -> Meta:
-    """The meta of some rows, int32[R], or of the first R."""
+    """Returns the meta of some rows, int32[R], or of the first R rows."""
     chosen = isinstance(rows, Tensor)
     num = len(rows) if isinstance(rows, Tensor) else rows
     place = chunks.device

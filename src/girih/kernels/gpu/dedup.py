@@ -1,12 +1,12 @@
-"""Dedup on a GPU: the ids of a batch become unique keys, numbered in the order in which they first occur.
+"""Deduplicates ids on a GPU: the ids of a batch become unique keys, numbered in the order of their first occurrence.
 
-:func:`claim` has every id find or take a slot of a scratch hash table, and the first of equal ids win it; a prefix sum over
-winners numbers them, which no order of execution changes; :func:`number` writes the keys and each id's number. Ids of
-one number, sorted, are the *terms* of its key's gradient (:func:`describe_terms`); those of keys with very many are cut
-into pieces (:mod:`girih.kernels.gpu.gradients`).
+The kernel ``_claim`` lets every id find or take a slot of a scratch hash table; the first of equal ids wins the slot.
+A prefix sum over winners numbers them, independent of the order of execution. The kernel ``_number`` writes the keys
+and each id's number. The ids of one number, sorted, are the *terms* of its key's gradient (:func:`describe_terms`).
+If a key has very many terms, they are cut into pieces (:mod:`girih.kernels.gpu.gradients`).
 
-A *place* numbers the ids of a group's features one feature after the other, as the group has them; a *position* is
-where an id lies in the batch.
+A *place* numbers the ids of a group's features, one feature after the other, in the group's order. A *position* is
+the index of an id in the batch.
 
 Shapes: F features of the group, B examples, n places, N positions, U unique keys, S slots.
 """
@@ -26,14 +26,17 @@ from girih.kernels.gpu.hashing import key_hash, scaled
 from girih.kernels.gpu.jit import SPARE, block_of, kernel, launch
 from girih.kernels.gpu.layout import items, load
 
-SLOTS_PER_ID = 2  # at least: half of them stay free
+SLOTS_PER_ID = 2  # at least; half of the slots stay free
 _SPARE_MASK = constexpr(SPARE - 1)
 _SUM, _MEAN, _SQRTN = constexpr(0), constexpr(1), constexpr(2)
 
 
 @triton.jit
 def last_not_above(bounds: tensor, count: tensor, value: tensor, mask: tensor) -> Any:
-    """The last of ``count`` ascending ``bounds``, the first of which is 0, that is not above ``value``: its index."""
+    """Returns the index of the last of ``count`` ascending ``bounds`` that is not above ``value``.
+
+    The first bound is 0.
+    """
     low = tl.zeros_like(value)
     high = tl.zeros_like(value) + count
     left = count
@@ -48,7 +51,7 @@ def last_not_above(bounds: tensor, count: tensor, value: tensor, mask: tensor) -
 
 @triton.jit
 def find_slots(positions_of: tensor, place: tensor, num_features: tensor, mask: tensor) -> Any:
-    """Which of the group's features each place belongs to, and its position: see :func:`unique`."""
+    """Returns the group's feature of each place, and the position of the place; see :func:`unique`."""
     feature = last_not_above(positions_of, num_features, place, mask)
     shift = load(positions_of + num_features + feature, mask)
     return feature, place + shift
@@ -71,7 +74,7 @@ def _claim(
         # a plain read may return an old 0, which costs a compare-and-swap, but never an old key
         seen = tl.load(slots + slot, mask=waiting, other=1)
         free = seen == 0
-        # other lanes aim at words behind the table, and want what is never there
+        # other lanes use words after the table, and compare with a value that never occurs there
         swapped = tl.atomic_cas(
             slots + tl.where(free, slot, num_slots + (place & _SPARE_MASK)),
             tl.where(free, 0, -1),
@@ -119,12 +122,13 @@ def _number(
 
 @dataclass(frozen=True)
 class Unique:
-    """The unique keys of a group's ids; every array has room for n, and says U of them.
+    """The unique keys of a group's ids. Every array has room for n, and U entries are valid.
 
     Attributes:
         keys, tables, counts: int64[n], int32[n], int32[n]: the keys, and how often each occurs.
         num_keys: int32[1], U.
-        numbers: int32[n], the number of the key of each place; inverse: int32[N], of each position of the group.
+        numbers: int32[n], the number of the key of each place; inverse: int32[N], the number for each position of the
+            group.
     """
 
     keys: Tensor
@@ -136,13 +140,14 @@ class Unique:
 
 
 def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
-    """Finds the unique keys of a group's ids; waits for nothing.
+    """Finds the unique keys of a group's ids. Waits for nothing.
 
     Args:
         ids: int64[N] of the batch.
-        positions_of: int32[2F]: the first place of each feature, then what to add to its places to have positions.
-        tables: int32[F], the table of each feature; those of one table stand together.
-        n: places in all.
+        positions_of: int32[2F]: the first place of each feature, then the difference between its positions and its
+            places.
+        tables: int32[F], the table of each feature; features of one table are adjacent.
+        n: the number of places.
     """
     num_features, place = len(tables), ids.device
     num_slots = 1 << max(10, (SLOTS_PER_ID * n - 1).bit_length())
@@ -167,12 +172,12 @@ def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
 
 @dataclass(frozen=True)
 class BagTerms:
-    """The ids of each key, in their order; and by what their bags' gradients are multiplied.
+    """The ids of each key, in their order, and the factors of their bags' gradients.
 
     Attributes:
         starts: int32[n+1]: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
-        features, examples, positions: int32[n]: of each term, by its place among the sorted ones.
-        factors: float32[n], 1 where a bag is summed and its ids have no weights.
+        features, examples, positions: int32[n]: for each term, in sorted order.
+        factors: float32[n], 1 if a bag is summed and its ids have no weights.
     """
 
     starts: Tensor
@@ -198,7 +203,7 @@ def _describe_terms(
     left = num_examples
     while (
         left > 1
-    ):  # the last bag that does not begin behind the position; empty ones before it share its start
+    ):  # the last bag that does not begin after the position; empty bags before it share its start
         middle = (example + behind) // 2
         below = load(offsets + first_bag + middle, mask) <= position
         example = tl.where(below, middle, example)
@@ -218,7 +223,7 @@ def _describe_terms(
 
 @triton.jit
 def bag_scale(mode: tensor, length: tensor) -> Any:
-    """The factor of a bag's sum, float32: 1, 1/n or 1/√n."""
+    """Returns the factor of a bag's sum, float32: 1, 1/n or 1/√n."""
     least = tl.maximum(length, 1.0)
     one = least * 0.0 + 1.0
     mean = tl.div_rn(one, least)
@@ -236,12 +241,12 @@ def describe_terms(
     n: int,
     num_examples: int,
 ) -> BagTerms:
-    """Sorts the ids of a group by their keys, stably, and finds the bag of each.
+    """Sorts the ids of a group by their keys, stably, and finds the bag of each id.
 
     Args:
         offsets: int32[·], the batch's bag bounds.
-        first_bags: int32[F], where each feature's bounds begin; modes: int32[F], how its bags are pooled.
-        weights: float32[N], or None where all are 1.
+        first_bags: int32[F], the start of each feature's bounds; modes: int32[F], the pooling of its bags.
+        weights: float32[N], or None if all are 1.
     """
     place = offsets.device
     starts = torch.zeros(n + 1, dtype=torch.int32, device=place)
@@ -266,21 +271,21 @@ def _find_sections(
     known = i < tl.load(num_keys)
     key_id = load(keys + i, known)
     table = load(tables + i, known)
-    # as shards_of_keys of kernels/cpu/hashing.py has it: checkpoints rest on it
+    # the same as shards_of_keys in kernels/cpu/hashing.py; checkpoints depend on it
     place = scaled(key_hash(key_id, table), tl.zeros_like(table) + num_places).to(tl.int32)
     behind = tl.zeros_like(table) + num_places * num_tables
     tl.store(sections + i, tl.where(known, place * num_tables + table, behind), mask=i < n)
 
 
 def route(unique_keys: Unique, num_places: int, num_tables: int) -> tuple[Tensor, Tensor]:
-    """Keys in the order of their owners, those of one table side by side, else as they were; waits for nothing.
+    """Orders keys by owner, then by table, else in their previous order. Waits for nothing.
 
     Args:
-        num_places: processes, of one shard each.
+        num_places: processes, with one shard each.
 
     Returns:
-        int64[n], the number of each key in that order; int64[P · T], how many keys there are up to those of each place and
-        table, these included.
+        int64[n], the number of each key in that order; int64[P · T], the number of keys up to and including each
+        place and table.
     """
     n, there = len(unique_keys.keys), unique_keys.keys.device
     sections = torch.empty(n, dtype=torch.int32, device=there)

@@ -1,11 +1,12 @@
-"""The way back of pooling on a GPU: gradients of bags, as sums that are the gradients of keys.
+"""The backward pass of pooling on a GPU: sums gradients of bags into gradients of keys.
 
-A key's gradient is the sum of its terms' (:class:`girih.kernels.gpu.dedup.BagTerms`), in the order of its ids in the batch. A key with
-more than :data:`LONG` terms has them summed in up to :data:`MOST_PIECES` pieces first, each by a program of its own: how they are cut
-depends on their number alone, so that sums are always the same.
+A key's gradient is the sum of its terms' gradients (:class:`girih.kernels.gpu.dedup.BagTerms`), in the order of its
+ids in the batch. If a key has more than :data:`LONG` terms, they are first summed in up to :data:`MOST_PIECES`
+pieces, each by a separate program. The cuts depend only on the number of terms, so sums are reproducible.
 
-No row may move before all sums are known to be finite. So sums are written to an array, and read by the kernel that moves rows; or that kernel forms
-them itself, where a look at the gradients beforehand has shown that none can overflow (:class:`FusedInputs`).
+No row may move before all sums are known to be finite. So sums are usually written to an array, which the kernel that
+moves rows reads. That kernel forms the sums itself if a check of the gradients has shown that no sum can overflow
+(:class:`FusedInputs`).
 
 Shapes: n ids of the group, U unique keys, F features, W columns of a row, D of a segment, S segments, Q pieces.
 """
@@ -33,11 +34,11 @@ _MAGNITUDE = constexpr(0x7FFF_FFFF)
 
 
 class Pieces:
-    """The cuts of the terms of keys that have very many.
+    """The cuts of the terms of keys that have very many terms.
 
     Attributes:
-        starts: int32[n+1]: key u has the pieces from ``starts[u]`` to ``starts[u+1]``; none where its terms are few.
-        most: how many there may be in all.
+        starts: int32[n+1]: key u has the pieces from ``starts[u]`` to ``starts[u+1]``; no piece if it has few terms.
+        most: the maximum number of all pieces.
     """
 
     def __init__(self, counts: Tensor) -> None:
@@ -53,10 +54,10 @@ class Sources:
     """The addresses of the gradients of one segment's outputs.
 
     Attributes:
-        described: int64[4, F]: for each feature the address of the first example's pooled gradient, the bytes from one example to
-            the next, the address of the gradient of position 0 where ids are not pooled, and the bytes from one position to
-            the next. Addresses are 0 where there is no such gradient.
-        pooled, whole: whether there are gradients of either kind.
+        described: int64[4, F], for each feature: the address of the first example's pooled gradient; the bytes from
+            one example to the next; the address of the unpooled gradient of position 0; the bytes from one position
+            to the next. Addresses without a gradient are 0.
+        pooled, whole: whether there are pooled gradients, and unpooled gradients.
         aligned: whether all addresses are multiples of 16 bytes.
     """
 
@@ -71,11 +72,12 @@ class FusedInputs:
     """Inputs of the kernel that moves rows and sums gradients itself.
 
     Attributes:
-        terms, pieces: which ids each key has.
-        sources: of each segment, where the gradients of its outputs lie; lent: these, which must last.
-        sums: of each segment, float32[Q, D], the sums of pieces.
-        largest: int32[1]: the largest magnitude of a gradient, as the bits of a float32. Where it is above ``limit``, a sum may overflow, and
-            all are in the array.
+        terms, pieces: the ids of each key.
+        sources: for each segment, the gradients of its outputs; lent: the tensors of these gradients, which must stay
+            alive.
+        sums: for each segment, float32[Q, D], the sums of pieces.
+        largest: int32[1]: the largest magnitude of a gradient, as the bits of a float32. If it is above ``limit``, a
+            sum may overflow, and all sums are in the array.
     """
 
     terms: BagTerms
@@ -87,7 +89,7 @@ class FusedInputs:
     limit: int
 
     def arguments(self, segment: int) -> tuple[Any, ...]:
-        """Those that kernels take of one segment, from ``sources`` to ``limit``."""
+        """Returns the arguments of kernels for one segment, from ``sources`` to ``limit``."""
         own = described_terms(self.sources[segment], self.terms)
         return *own, self.pieces.starts, self.sums[segment], self.largest, self.limit
 
@@ -98,7 +100,7 @@ def load_terms(
     factors: tensor, term: tensor, mask: tensor, column: tensor, dim: tensor, POOLED: constexpr,
     WHOLE: constexpr, ALIGNED: constexpr,
 ) -> Any:  # fmt: skip
-    """The gradients that terms are, float32[K, C], times their factors."""
+    """Returns the gradients of terms, float32[K, C], times their factors."""
     source = sources + load(features + term, mask)
     gradient = tl.zeros_like(column).to(tl.float32) + tl.zeros_like(term)[:, None].to(tl.float32)
     inside = column < dim
@@ -152,7 +154,7 @@ def summed(
     pieces: tensor, sums: tensor, key: tensor, mask: tensor, column: tensor, dim: tensor, POOLED: constexpr, WHOLE: constexpr,
     ALIGNED: constexpr, COLUMNS: constexpr, KEYS: constexpr,
 ) -> Any:  # fmt: skip
-    """The gradients of keys, float32[KEYS, COLUMNS]; 0 where ``mask`` is false."""
+    """Returns the gradients of keys, float32[KEYS, COLUMNS]; 0 if ``mask`` is false."""
     start = load(starts + key, mask)
     count = load(starts + key + 1, mask) - start
     first_piece = load(pieces + key, mask)
@@ -200,7 +202,7 @@ def _sum_terms(
 def _find_largest(gradients: tensor, largest: tensor, amount: tensor, BLOCK: constexpr) -> None:
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     found = load(gradients + i, i < amount)
-    # magnitudes are ordered as their bits are, with infinity and NaN behind all others
+    # magnitudes are ordered like their bits, with infinity and NaN after all others
     tl.atomic_max(largest, tl.max(found.to(tl.int32, bitcast=True) & _MAGNITUDE), sem="relaxed")
 
 
@@ -211,12 +213,15 @@ def find_largest(gradients: Sequence[Tensor], largest: Tensor) -> None:
 
 
 def safe_limit(num_terms: int) -> int:
-    """The bits of a float32 up to which ``num_terms`` gradients of that magnitude, with factors of 1 at most, have a finite sum."""
+    """Returns the bits of the largest safe float32.
+
+    ``num_terms`` gradients up to this magnitude, with factors of at most 1, have a finite sum.
+    """
     return int(np.float32(2.0**126 / max(1, num_terms)).view(np.int32))
 
 
 def described_terms(sources: Sources, terms: BagTerms) -> tuple[Any, ...]:
-    """Arguments of kernels about the terms of one segment."""
+    """Returns the arguments of kernels for the terms of one segment."""
     return (
         sources.described,
         sources.described.shape[1],
@@ -229,7 +234,7 @@ def described_terms(sources: Sources, terms: BagTerms) -> tuple[Any, ...]:
 
 
 def sum_pieces(sources: Sources, terms: BagTerms, pieces: Pieces, num_keys: Tensor, dim: int) -> Tensor:
-    """The sums of pieces of one segment, float32[Q, D]."""
+    """Returns the sums of pieces of one segment, float32[Q, D]."""
     described, columns = sources.described, columns_of(dim)
     sums = torch.empty((max(1, pieces.most), dim), dtype=torch.float32, device=described.device)
     launch(
@@ -252,12 +257,13 @@ def sum_terms(
     largest: Tensor | None = None,
     limit: int = 0,
 ) -> None:
-    """Sums the gradients of keys, of one segment, those of keys with very many terms by the sums of their pieces.
+    """Sums the gradients of keys for one segment. For keys with very many terms, adds the sums of their pieces.
 
     Args:
-        totals: float32[n, W], of which the segment's columns are written.
+        totals: float32[n, W]; the segment's columns are written.
         nonfinite: int32[1], raised to the number of a key whose gradient is NaN or infinite, if there is one.
-        largest, limit: see :class:`FusedInputs`: nothing is done where the kernel that moves rows forms sums. None always sums.
+        largest, limit: see :class:`FusedInputs`. Does nothing if the kernel that moves rows forms the sums. None
+            always sums.
     """
     columns = columns_of(dim)
     launch(

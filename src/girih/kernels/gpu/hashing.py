@@ -17,13 +17,13 @@ _SECOND = constexpr(0x94D0_49BB_1331_11EB)
 
 @triton.jit
 def as_uint64(x: tensor) -> Any:
-    """An integer tensor as uint64, int64 by its bits."""
+    """Returns an integer tensor as uint64, with the bits of its int64."""
     return x.to(tl.int64).to(tl.uint64, bitcast=True)
 
 
 @triton.jit
 def mix(h: tensor) -> Any:
-    """The finaliser of splitmix64, of a uint64."""
+    """Applies the finalizer of splitmix64 to a uint64."""
     h = (h ^ (h >> 30)) * _FIRST
     h = (h ^ (h >> 27)) * _SECOND
     return h ^ (h >> 31)
@@ -31,31 +31,31 @@ def mix(h: tensor) -> Any:
 
 @triton.jit
 def stream(seed: tensor, number: tensor) -> Any:
-    """The ``number``-th 64 random bits of the sequence that ``seed``, a uint64, begins."""
+    """Returns the ``number``-th 64 random bits of the sequence that starts at ``seed``, a uint64."""
     return mix(seed + (as_uint64(number) + 1) * _GOLDEN)
 
 
 @triton.jit
 def scaled(h: tensor, n: tensor) -> Any:
-    """The upper 32 bits of a hash, spread evenly over 0 … n-1, as int64."""
+    """Returns the upper 32 bits of a hash, spread evenly over 0 … n-1, as int64."""
     return (((h >> 32) * as_uint64(n)) >> 32).to(tl.int64)
 
 
 @triton.jit
 def uniform01(h: tensor) -> Any:
-    """The upper 52 bits of a hash as a float64 in the open interval (0, 1)."""
+    """Returns the upper 52 bits of a hash as a float64 in the open interval (0, 1)."""
     return ((h >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
 
 
 @triton.jit
 def word16(h: tensor, number: tensor) -> Any:
-    """The ``number``-th 16 bits of a hash, 0 to 3, as an int64."""
+    """Returns the ``number``-th 16 bits of a hash, 0 to 3, as an int64."""
     return ((h >> (as_uint64(number) * 16)) & 0xFFFF).to(tl.int64)
 
 
 @triton.jit
 def key_hash(key_id: tensor, table: tensor) -> Any:
-    """64 bits of a key: an int64 and a table's number."""
+    """Returns 64 bits of a key: an int64 and a table's number."""
     start = stream(as_uint64(table), tl.zeros_like(table))
     return mix(start ^ mix(as_uint64(key_id)))
 
@@ -70,7 +70,7 @@ _HALF_PI = constexpr(1.5707963267948966)
 
 @triton.jit
 def log(x: tensor) -> Any:
-    """The natural logarithm of a positive, normal float64."""
+    """Returns the natural logarithm of a positive, normal float64."""
     bits = x.to(tl.int64, bitcast=True) + _OFFSET
     exponent = ((bits >> 52) - 0x3FF).to(tl.float64)
     f = ((bits & _MANTISSA) + _SQRT_HALF_BITS).to(tl.float64, bitcast=True) - 1.0
@@ -87,7 +87,7 @@ def log(x: tensor) -> Any:
 
 @triton.jit
 def cos_sin_turns(turns: tensor) -> Any:
-    """Cosine and sine of 2π · ``turns``, a float64 from 0 to 1."""
+    """Returns cosine and sine of 2π · ``turns``, a float64 from 0 to 1."""
     quarter = (turns * 4.0 + 0.5).to(tl.int64)
     x = (turns * 4.0 - quarter.to(tl.float64)) * _HALF_PI
     z = x * x
@@ -125,7 +125,7 @@ def initial_values(
     second: tensor,
     column: tensor,
 ) -> Any:
-    """float32[K, C]: initial values of columns of one segment.
+    """Returns the initial values of columns of one segment, float32[K, C].
 
     Args:
         key_id, seed: int64[K, 1], uint64[K, 1] of table and segment.

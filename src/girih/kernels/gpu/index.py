@@ -1,8 +1,10 @@
-"""The index of a shard in GPU memory: key to row, exact, by open addressing with linear probing, 8 bytes a slot.
+"""The index of a shard in GPU memory: an exact map from key to row.
 
-A slot is free (0), was left (:data:`LEFT`, until the index is made anew), or holds 31 bits of the key's hash and its row's number + 1; the row's record
-holds the key itself, which decides. Keys of a call are unique, so that those which are added meet only in free slots:
-one of them takes the slot, the others go on. Growing makes another index of the records.
+It uses open addressing with linear probing, 8 bytes per slot.
+
+A slot is free (0), was left (:data:`LEFT`, until the index is rebuilt), or holds 31 bits of the key's hash and its
+row's number + 1. The row's record holds the key itself, which decides. Keys of a call are unique, so new keys compete
+only for free slots. One key takes the slot, and the others continue. Growth builds a new index from the records.
 
 Shapes: C slots, a power of two; U keys.
 """
@@ -32,7 +34,7 @@ def find_rows(
     slots: tensor, num_slots: tensor, chunks: tensor, key_id: tensor, table: tensor, mask: tensor, CHUNK_BITS: constexpr,
     STRIDE: constexpr,
 ) -> Any:  # fmt: skip
-    """The row of each key, int32, ``NO_ROW`` where it has none or ``mask`` is false."""
+    """Returns the row of each key, int32, or ``NO_ROW`` if it has none or ``mask`` is false."""
     hashed = key_hash(key_id, table)
     tag = (hashed & _TAG_MASK).to(tl.int64)
     slot = (hashed >> 31).to(tl.int64) & (num_slots - 1)
@@ -61,7 +63,7 @@ def insert_rows(
     row: tensor,
     mask: tensor,
 ) -> None:
-    """Adds keys that the index does not hold; ``slots`` has :data:`SPARE` words more."""
+    """Adds keys that are not in the index. ``slots`` has :data:`SPARE` more words."""
     hashed = key_hash(key_id, table)
     tag = (hashed & _TAG_MASK).to(tl.int64)
     slot = (hashed >> 31).to(tl.int64) & (num_slots - 1)
@@ -69,7 +71,7 @@ def insert_rows(
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
     while left > 0:
-        # idle lanes aim at words behind the slots, and want what is never there
+        # idle lanes use words after the slots, and compare with a value that never occurs there
         found = tl.atomic_cas(
             slots + tl.where(waiting, slot, num_slots + (key_id & _SPARE_MASK)),
             tl.where(waiting, 0, LEFT).to(tl.int64),
@@ -96,7 +98,7 @@ def _rebuild(
 
 
 def rebuild(num_slots: int, chunks: Tensor, rows_ever: int, chunk_bits: int, stride: int) -> Tensor:
-    """A new index, int64[C + SPARE], of all rows that have keys."""
+    """Returns a new index, int64[C + SPARE], of all rows that have keys."""
     slots = torch.zeros(num_slots + SPARE, dtype=torch.int64, device=chunks.device)
     launch(
         _rebuild,
@@ -141,7 +143,7 @@ def _remove(
 
 
 def remove(slots: Tensor, chunks: Tensor, rows: Tensor, chunk_bits: int, stride: int) -> None:
-    """Takes the keys of some rows, int32[·], out of the index, and marks their records as free."""
+    """Removes the keys of some rows, int32[·], from the index, and marks their records as free."""
     launch(
         _remove, len(rows), block_of(256, len(rows)), slots, len(slots) - SPARE, chunks, rows, len(rows), CHUNK_BITS=chunk_bits,
         STRIDE=stride,

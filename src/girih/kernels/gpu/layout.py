@@ -1,10 +1,12 @@
-"""The layout of a record in GPU memory: that of :mod:`girih.kernels.cpu.layout`, as constants for kernels.
+"""The layout of a record in GPU memory, the same as in :mod:`girih.kernels.cpu.layout`, as constants for kernels.
 
-A record's words are the CPU's, so that copying it is all there is to moving a row between the two. Two words differ in
-meaning: where the CPU has a row's neighbours in a list, a GPU has its *stamp*, the moment of its last use as an int64 that
-only grows: the number of the call in the upper half, then a bit for rows that it made, then the place of the key among the call's.
+A record has the CPU's words, so a row moves between CPU and GPU by a plain copy. Only two words have another meaning.
+The CPU has a row's neighbours in a list there, and a GPU has the row's *stamp*. The stamp is the moment of its last
+use, an int64 that only grows. Its upper half is the number of the call. Then come a bit for rows that the call made,
+and the index of the key in the call.
 
-Rows lie in chunks of 2^``CHUNK_BITS`` records of ``STRIDE`` words; ``chunks``, int64[·], has the address of each.
+Rows are in chunks of 2^``CHUNK_BITS`` records of ``STRIDE`` words. ``chunks``, int64[·], has the address of each
+chunk.
 """
 
 from __future__ import annotations
@@ -23,29 +25,29 @@ ID, TABLE, LAST_USED, COUNT, VERSION, VALUES = map(
 )
 STAMP = constexpr(at.NEWER)  # two words
 FLOAT32, BFLOAT16, NO_ROW = map(constexpr, (at.FLOAT32, at.BFLOAT16, at.NO_ROW))
-STRIDE_WORDS = 8  # a record begins at a multiple of 32 bytes, the sector of a GPU's caches
+STRIDE_WORDS = 8  # a record begins at a multiple of 32 bytes, the cache sector of a GPU
 
 
 def stride_of(num_words: int) -> int:
-    """Words from one record to the next."""
+    """Returns the number of words from one record to the next."""
     return -(-num_words // STRIDE_WORDS) * STRIDE_WORDS
 
 
 @triton.jit
 def items(BLOCK: constexpr) -> Any:
-    """The numbers of the items of a program, int32[BLOCK]."""
+    """Returns the numbers of the items of a program, int32[BLOCK]."""
     return tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit
 def load(pointer: tensor, mask: tensor) -> Any:
-    """The values at pointers; 0 where ``mask`` is false."""
+    """Returns the values at pointers; 0 if ``mask`` is false."""
     return tl.load(pointer, mask=mask, other=0)
 
 
 @triton.jit
 def record(chunks: tensor, row: tensor, mask: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr) -> Any:
-    """The address of each row's record, int64; 0 where ``mask`` is false."""
+    """Returns the address of each row's record, int64; 0 if ``mask`` is false."""
     number = row.to(tl.int64)
     base = load(chunks + (number >> CHUNK_BITS), mask)
     return base + (number & ((1 << CHUNK_BITS) - 1)) * (4 * STRIDE)
@@ -53,35 +55,36 @@ def record(chunks: tensor, row: tensor, mask: tensor, CHUNK_BITS: constexpr, STR
 
 @triton.jit
 def words_at(address: tensor) -> Any:
-    """Addresses as pointers to int32."""
+    """Returns addresses as pointers to int32."""
     return address.to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def longs_at(address: tensor) -> Any:
-    """Addresses as pointers to int64."""
+    """Returns addresses as pointers to int64."""
     return address.to(tl.pointer_type(tl.int64))
 
 
 @triton.jit
 def floats_at(address: tensor) -> Any:
-    """Addresses as pointers to float32."""
+    """Returns addresses as pointers to float32."""
     return address.to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
 def halves_at(address: tensor) -> Any:
-    """Addresses as pointers to 16 bits."""
+    """Returns addresses as pointers to 16 bits."""
     return address.to(tl.pointer_type(tl.int16))
 
 
 @triton.jit
 def columns_at(address: tensor, column: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
-    """Pointers to columns, int32[1, C], of rows at addresses, int64[K]: to float32, or to 16 bits.
+    """Returns pointers to columns, int32[1, C], of rows at addresses, int64[K]: to float32, or to 16 bits.
 
     Args:
-        ALIGNED: addresses of rows and the bytes of their columns are multiples of 16. A thread then moves 16 bytes at once. The compiler
-            cannot know it of addresses that were read from memory, nor of the number of columns: see :func:`whole_vectors`.
+        ALIGNED: addresses of rows and the bytes of their columns are multiples of 16. A thread then moves 16 bytes at
+            once. The compiler cannot infer this for addresses from memory or for the number of columns: see
+            :func:`whole_vectors`.
     """
     if DTYPE == FLOAT32:
         place = floats_at(address)[:, None] + column
@@ -95,7 +98,7 @@ def columns_at(address: tensor, column: tensor, DTYPE: constexpr, ALIGNED: const
 
 @triton.jit
 def whole_vectors(dim: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
-    """``dim``, in a form that shows the compiler a multiple of 16 bytes if rows are ``ALIGNED``; see :func:`columns_at`."""
+    """Returns ``dim``, for the compiler a multiple of 16 bytes if rows are ``ALIGNED``; see :func:`columns_at`."""
     if ALIGNED:
         NUMBERS: constexpr = 4 if DTYPE == FLOAT32 else 8
         tl.device_assert(dim % NUMBERS == 0)
@@ -105,7 +108,7 @@ def whole_vectors(dim: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
 
 @triton.jit
 def holds_key(address: tensor, key_id: tensor, table: tensor, mask: tensor) -> Any:
-    """Whether the record at each address belongs to the key."""
+    """Returns whether the record at each address belongs to the key."""
     found_id = load(longs_at(address), mask)
     found_table = tl.load(words_at(address) + TABLE, mask=mask, other=NO_ROW)
     return mask & (found_id == key_id) & (found_table == table)
@@ -116,7 +119,9 @@ def copy_words(
     chunks: tensor, rows: tensor, values: tensor, n: tensor, num_words: tensor, FILLS: constexpr, NUMBERED: constexpr, CHUNK_BITS: constexpr,
     STRIDE: constexpr, WORDS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Copies what lies behind the meta of records, int32[K], to ``values``, int32[K, V - 8]; ``FILLS`` copies the other way.
+    """Copies the words after the meta of records, int32[K], to ``values``, int32[K, V - 8].
+
+    ``FILLS`` copies in the other direction.
 
     Args:
         NUMBERED: 1 copies whole records to int32[K, 1 + V]: the number of each, then its words. Else 0.

@@ -1,9 +1,9 @@
-"""Reading rows in GPU memory: for training, which marks use and makes rows, and for evaluation, which changes nothing.
+"""Reads rows in GPU memory for training, which marks use and makes rows, and for evaluation, which changes nothing.
 
-A training read goes in passes, so that no new key of a batch can push out a row of the same batch: :func:`read_known`
-finds the keys that have rows and marks them used; :func:`ask_admission` says which others may have one; prefix sums give
-each its row's number; :func:`make_rows` fills them in. Every key ends with the address of its columns: in its record, or
-among initial values where it has no row.
+A training read has several passes, so that no new key of a batch can push out a row of the same batch.
+:func:`read_known` finds the keys that have rows and marks them used. :func:`ask_admission` decides which other keys
+may have a row. Prefix sums give each key its row's number. :func:`make_rows` fills the rows in. Finally every key has
+the address of its columns: in its record, or among initial values if it has no row.
 
 Shapes: U unique keys, T tables, S segments, W columns of a row.
 """
@@ -53,7 +53,7 @@ from girih.kernels.gpu.optimizers import begin_state
 from girih.kernels.gpu.rounding import narrow, widen
 
 _MOST = constexpr(2**31 - 1)
-_NEW = constexpr(1 << 31)  # in a stamp: rows made by a call are newer than those that it read
+_NEW = constexpr(1 << 31)  # in a stamp: rows that a call made are newer than rows that it read
 _BY_COUNT, _BY_CHANCE = constexpr(at.ADMIT_MIN_COUNT), constexpr(at.ADMIT_PROBABILITY)
 _ADMISSION, _MIN_COUNT, _RULES = map(constexpr, (at.ADMISSION, at.MIN_COUNT, at.RULE_COLUMNS))
 _CELLS_START, _FIRST_BLOCK, _TOTAL_BLOCKS, _BLOCK_CELLS, _BLOOM = map(
@@ -68,7 +68,7 @@ def read_known(
     listed: tensor, call: tensor, rows: tensor, is_new: tensor, MARKS: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
     BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Finds the rows of keys; ``MARKS`` marks them as used and notes which keys have none.
+    """Finds the rows of keys. ``MARKS`` marks them as used and records which keys have no row.
 
     Args:
         num_keys: int32[1].
@@ -99,13 +99,13 @@ def read_known(
 
 @triton.jit
 def stamp_of(call: tensor, place: tensor) -> Any:
-    """The moment of a key's use: later calls are greater, and so are later keys of one call."""
+    """Returns the moment of a key's use. It is greater for later calls, and for later keys of one call."""
     return (tl.zeros_like(place).to(tl.int64) + call << 32) | place.to(tl.int64)
 
 
 @triton.jit
 def _cell(bloom: tensor, hashed: tensor, table: tensor, number: constexpr, mask: tensor) -> Any:
-    """The place of one of a key's cells."""
+    """Returns the index of one of a key's cells."""
     own = bloom + table * _BLOOM
     total = tl.load(own + _TOTAL_BLOCKS, mask=mask, other=1)
     block_cells = tl.load(own + _BLOCK_CELLS, mask=mask, other=1)
@@ -119,14 +119,14 @@ def ask_admission(
     keys: tensor, tables: tensor, counts: tensor, num_keys: tensor, is_new: tensor, rules: tensor, bloom: tensor, cells: tensor,
     chances: tensor, seeds: tensor, step: tensor, admitted: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Which keys without a row may get one: writes ``admitted``, int32[U].
+    """Writes which keys without a row may get one to ``admitted``, int32[U].
 
-    Sightings of this call are added by :func:`add_sightings`, after all were asked: what others of the call add to cells that
-    two keys share is not yet seen.
+    :func:`add_sightings` adds the occurrences of this call after all keys were asked. So if two keys share cells,
+    neither sees the occurrences of the other in this call.
 
     Args:
         cells: int32[·], the counting Bloom filters of all tables.
-        chances: float64[T], the logarithm of the probability that one sighting is not drawn.
+        chances: float64[T], the logarithm of the probability that one occurrence is not drawn.
     """
     i = items(BLOCK)
     mask = i < tl.load(num_keys)
@@ -156,7 +156,7 @@ def add_sightings(
     keys: tensor, tables: tensor, counts: tensor, num_keys: tensor, is_new: tensor, admitted: tensor, rules: tensor, bloom: tensor,
     cells: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Counts the sightings of keys that were not admitted for having been seen too rarely."""
+    """Counts the occurrences of keys that were not admitted because they occurred too rarely."""
     i = items(BLOCK)
     mask = i < tl.load(num_keys)
     new = mask & (load(is_new + i, mask) != 0)
@@ -178,7 +178,10 @@ def make_rows(
     call: tensor, step: tensor, rows: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr, takes: tensor,
     BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Gives keys with ``takes`` the rows that ``rows`` says: index and meta; their values are still to be written."""
+    """Gives keys with ``takes`` the rows in ``rows``: adds them to the index and writes their meta.
+
+    The caller must still write their values.
+    """
     i = items(BLOCK)
     mask = i < tl.load(num_keys)
     mask = mask & (load(takes + i, mask) != 0)
@@ -204,12 +207,14 @@ def write_initial(
     OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, CHUNK_BITS: constexpr,
     STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Writes one segment's initial values: to the records of new rows, with their state, and to ``scratch`` for keys without one.
+    """Writes one segment's initial values.
+
+    They go to the records of new rows, with their state, and to ``scratch`` for keys without a row.
 
     Args:
         takes: int32[U], 1 for keys whose row is new.
-        scratch: the address of U rows, one every ``row_bytes``: a multiple of 16, so that rows are aligned.
-        addresses: int64[U], written: where each key's columns lie.
+        scratch: the address of U rows, one every ``row_bytes``, a multiple of 16, so that rows are aligned.
+        addresses: int64[U], written: the address of each key's columns.
         seeds, kinds, initializer_options: int64[T, S], int64[T, S], float64[T, S, 2].
         hyper: float64[S, 8].
     """
@@ -246,7 +251,7 @@ def write_initial(
         else:
             halves = narrow(values, 0, DTYPE, True)
             tl.store(place, halves, mask=inside)
-            values = widen(halves, DTYPE)  # the state begins with what the row keeps
+            values = widen(halves, DTYPE)  # the state starts from the rounded row
         if STATE_WIDTH > 0:
             state = floats_at(own + 4 * (state_start - VALUES))[:, None]
             begin_state(values, state, hyper + 8 * segment, dim, column, new[:, None], OPTIMIZER, STATE_WIDTH)
@@ -270,7 +275,10 @@ def gather(
 
 @triton.jit
 def load_columns(address: tensor, column: tensor, mask: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
-    """float32[·, C] at addresses, int64[·], of columns, int32[1, C]; see :func:`girih.kernels.gpu.layout.columns_at`."""
+    """Returns columns, int32[1, C], at addresses, int64[·], as float32[·, C].
+
+    See :func:`girih.kernels.gpu.layout.columns_at`.
+    """
     place = columns_at(address, column, DTYPE, ALIGNED)
     if DTYPE == FLOAT32:
         return load(place, mask)

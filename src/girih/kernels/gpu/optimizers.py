@@ -1,4 +1,6 @@
-"""The sparse optimizers on a GPU: the arithmetic of :mod:`girih.kernels.cpu.optimizers`, in its order, on tiles of rows.
+"""The sparse optimizers on a GPU, on tiles of rows.
+
+Arithmetic is the same as in :mod:`girih.kernels.cpu.optimizers`, in the same order.
 
 Division and square root are rounded to nearest. Shapes: K rows of a program, C columns, at least a segment's D.
 """
@@ -36,13 +38,14 @@ def updated(
     row: tensor, gradient: tensor, state_address: tensor, hyper: tensor, dim: tensor, column: tensor, rows: tensor, OPTIMIZER: constexpr,
     STATE_WIDTH: constexpr, ALIGNED: constexpr,
 ) -> Any:  # fmt: skip
-    """Columns of rows after one step, float32[K, C]; their state is moved where it lies.
+    """Returns the columns of rows after one step, float32[K, C]. Updates their state in place.
 
     Args:
-        row, gradient: float32[K, C]; columns from ``dim`` on are 0 and stay unused.
-        state_address: int64[K], the address at which the state of each row begins. ALIGNED: as of :func:`girih.kernels.gpu.layout.columns_at`.
+        row, gradient: float32[K, C]; columns from ``dim`` on are 0 and unused.
+        state_address: int64[K], the address of the state of each row. ALIGNED: see
+            :func:`girih.kernels.gpu.layout.columns_at`.
         hyper: float64[8] of the segment: see each optimizer's ``hyper``.
-        column: int32[1, C]; rows: bool[K, 1], which rows there are.
+        column: int32[1, C]; rows: bool[K, 1], which rows exist.
     """
     mask = rows & (column < dim)
     WIDE: constexpr = ALIGNED and STATE_WIDTH > 1
@@ -102,7 +105,7 @@ def _rowwise_adagrad(
     squares = tl.sum(tl.where(mask, g * g, 0.0), axis=1)[:, None]
     width = tl.zeros_like(squares) + dim
     total = load(state_address, rows) + tl.div_rn(squares, width)
-    tl.debug_barrier()  # several threads may have read a row's one word
+    tl.debug_barrier()  # several threads may have read the single word of a row
     tl.store(state_address, total, mask=rows)
     root = tl.sqrt_rn(total) + eps
     moves = root > 0
@@ -149,7 +152,10 @@ def begin_state(
     row: tensor, state_address: tensor, hyper: tensor, dim: tensor, column: tensor, rows: tensor, OPTIMIZER: constexpr,
     STATE_WIDTH: constexpr,
 ) -> None:  # fmt: skip
-    """Writes the state of new rows whose columns are ``row``, float32[K, C]; arguments as those of :func:`updated`."""
+    """Writes the state of new rows whose columns are ``row``, float32[K, C].
+
+    Arguments are the same as in :func:`updated`.
+    """
     start = tl.zeros_like(row) + _number(hyper, _FIRST_STATE)
     state = state_address + column
     if OPTIMIZER == ROWWISE_ADAGRAD:
@@ -160,13 +166,13 @@ def begin_state(
         if OPTIMIZER == ADAM or OPTIMIZER == FTRL:
             tl.store(state + dim, start, mask=mask)
         if OPTIMIZER == FTRL:
-            tl.debug_barrier()  # it reads n, which other threads may have written
+            tl.debug_barrier()  # settle reads n, which other threads may have written
             settle(row, state, hyper, dim, mask)
 
 
 @triton.jit
 def settle(row: tensor, state: tensor, hyper: tensor, dim: tensor, mask: tensor) -> None:
-    """Makes FTRL's z agree with rows that were set from outside; n stays."""
+    """Adapts FTRL's z to rows that were set from outside. n stays."""
     alpha, beta = _number(hyper, 0), _number(hyper, 1)
     l1, l2 = _number(hyper, 2), _number(hyper, 3)
     n = load(state + dim, mask)

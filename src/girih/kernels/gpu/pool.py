@@ -1,8 +1,10 @@
-"""Pooling bags of rows to vectors on a GPU, and the gradients of ids' weights; modes and weights as :mod:`girih.kernels.cpu.pool`.
+"""Pools bags of rows into vectors on a GPU, and computes the gradients of ids' weights.
 
-Rows are read where they lie, by their addresses. :func:`pool_short` has several bags a program, each read id by id;
-:func:`pool_long` one bag a program, whose ids are read many at a time. Both sum in an order that is always the same.
-:func:`weigh_short` and :func:`weigh_long` go the same ways.
+Modes and weights are the same as in :mod:`girih.kernels.cpu.pool`.
+
+Rows are read in place by their addresses. :func:`pool_short` has several bags per program, and reads each bag id by
+id. :func:`pool_long` has one bag per program, and reads many ids at a time. Both sum in a fixed order.
+:func:`weigh_short` and :func:`weigh_long` work in the same ways.
 
 Shapes: B examples, P features of an output, N ids of the batch, U unique keys, W columns of a row, D of an output.
 """
@@ -24,14 +26,15 @@ from girih.kernels.gpu.layout import items, load, whole_vectors
 from girih.kernels.gpu.lookup import load_columns
 
 SHORT_BAG = 16
-"""Ids of the longest bag up to which a program has several."""
+"""The maximum number of ids in a bag for several bags per program."""
 _LENGTHS = constexpr(SHORT_BAG + 1)
 
 
 def short_factors(modes: NDArray[Any]) -> NDArray[np.float32]:
-    """The factor of a short bag's sum by feature and ids, float32[P, SHORT_BAG + 1]: 1, 1/n or 1/√n, as ``bag_scale`` has it.
+    """Returns the factor of a short bag's sum by feature and number of ids, float32[P, SHORT_BAG + 1].
 
-    A division and a root for each bag would be half of what a program of short bags computes.
+    The factor is 1, 1/n or 1/√n, the same as in ``bag_scale``. Without this table, a division and a root for each bag
+    would be half of the arithmetic for short bags.
     """
     length = np.maximum(np.arange(SHORT_BAG + 1, dtype=np.float32), np.float32(1))
     factors = np.ones((len(modes), SHORT_BAG + 1), np.float32)
@@ -42,7 +45,7 @@ def short_factors(modes: NDArray[Any]) -> NDArray[np.float32]:
 
 @triton.jit
 def _ids_of(bag: tensor, bags: tensor, offsets: tensor, num_features: tensor, mask: tensor) -> Any:
-    """The feature of each bag, its first id, and how many it has."""
+    """Returns the feature of each bag, its first id, and its number of ids."""
     feature, example = bag % num_features, bag // num_features
     bound = load(bags + feature, mask) + example
     start = load(offsets + bound, mask)
@@ -55,13 +58,13 @@ def pool_short(
     num_bags: tensor, num_features: tensor, first_byte: tensor, dim: tensor, WEIGHTED: constexpr, DTYPE: constexpr,
     ALIGNED: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Pools bags that are short.
+    """Pools short bags.
 
     Args:
-        addresses: int64[U] of each key's columns; first_byte: where those of the segment begin.
+        addresses: int64[U] of each key's columns; first_byte: the start of the segment's columns.
         inverse: int32[N]; offsets: int32[·], the batch's bag bounds; weights: float32[N].
-        bags: int32[P]: where each feature's bounds begin. factors: float32[P, ·], see :func:`short_factors`.
-        out: float32[B · P, D]: of the bags from ``first_bag`` on, ``num_bags`` are written.
+        bags: int32[P]: the start of each feature's bounds. factors: float32[P, ·], see :func:`short_factors`.
+        out: float32[B · P, D]; ``num_bags`` bags are written, from ``first_bag`` on.
     """
     own = items(BLOCK)
     mask = own < num_bags
@@ -89,7 +92,10 @@ def pool_long(
     num_features: tensor, first_byte: tensor, dim: tensor, WEIGHTED: constexpr, DTYPE: constexpr,
     ALIGNED: constexpr, COLUMNS: constexpr, AT_ONCE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Pools one bag a program, ``AT_ONCE`` ids at a time; arguments as those of :func:`pool_short`, but ``modes``, int32[P]: poolings."""
+    """Pools one bag per program, ``AT_ONCE`` ids at a time.
+
+    Arguments are the same as in :func:`pool_short`, except ``modes``, int32[P]: the poolings.
+    """
     bag = tl.program_id(0) + first_bag
     column = tl.arange(0, COLUMNS)[None, :]
     dim = whole_vectors(dim, DTYPE, ALIGNED)
@@ -115,12 +121,14 @@ def weigh_short(
     values: tensor, inverse: tensor, offsets: tensor, gradients: tensor, bags: tensor, factors: tensor, out: tensor, num_bags: tensor,
     num_features: tensor, num_columns: tensor, first_column: tensor, dim: tensor, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Gradients of the weights of ids in short bags: the product of each one's columns and its bag's gradient, times the bag's factor.
+    """Adds the gradients of the weights of ids in short bags.
+
+    The gradient is the product of an id's columns and its bag's gradient, times the bag's factor.
 
     Args:
-        values: float32[U, W], W being ``num_columns``.
-        gradients: float32[B · P, D]; inverse, offsets, bags, factors: as those of :func:`pool_short`.
-        out: float32[N], to which they are added.
+        values: float32[U, W]; W is ``num_columns``.
+        gradients: float32[B · P, D]; inverse, offsets, bags, factors: the same as in :func:`pool_short`.
+        out: float32[N], to which the gradients are added.
     """
     bag = items(BLOCK)
     mask = bag < num_bags
@@ -145,7 +153,10 @@ def weigh_long(
     num_features: tensor, num_columns: tensor, first_column: tensor, dim: tensor, COLUMNS: constexpr,
     AT_ONCE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """One bag a program, ``AT_ONCE`` ids at a time; arguments as those of :func:`weigh_short`, but ``modes``, int32[P]: poolings."""
+    """Adds the gradients of weights for one bag per program, ``AT_ONCE`` ids at a time.
+
+    Arguments are the same as in :func:`weigh_short`, except ``modes``, int32[P]: the poolings.
+    """
     bag = tl.program_id(0)
     column = tl.arange(0, COLUMNS)[None, :]
     feature, start, length = _ids_of(bag, bags, offsets, num_features, bag >= 0)
@@ -169,7 +180,7 @@ def spread(
     addresses: tensor, inverse: tensor, out: tensor, first: tensor, num_ids: tensor, first_byte: tensor, dim: tensor,
     DTYPE: constexpr, ALIGNED: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Copies the columns of each id, unpooled: float32[num_ids, D] of the ids from ``first`` on."""
+    """Copies the columns of each id, unpooled: float32[num_ids, D] for the ids from ``first`` on."""
     own = items(BLOCK)
     mask = own < num_ids
     column = tl.arange(0, COLUMNS)[None, :]

@@ -1,4 +1,7 @@
-"""16-bit floats on a GPU: widening, rounding to nearest and stochastic rounding, as :mod:`girih.kernels.cpu.rounding`."""
+"""16-bit floats on a GPU: widening, rounding to nearest and stochastic rounding.
+
+Results are the same as in :mod:`girih.kernels.cpu.rounding`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _TOO_SMALL = constexpr(40)
 
 @triton.jit
 def widen(halves: tensor, DTYPE: constexpr) -> Any:
-    """16-bit columns, int16 by their bits, as float32."""
+    """Returns 16-bit columns, given by their bits as int16, as float32."""
     if DTYPE == BFLOAT16:
         return (halves.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return halves.to(tl.float16, bitcast=True).to(tl.float32)
@@ -54,7 +57,10 @@ def _narrow_float16(magnitude: tensor, noise: tensor, NEAREST: constexpr) -> Any
 
 @triton.jit
 def narrow(values: tensor, noise: tensor, DTYPE: constexpr, NEAREST: constexpr) -> Any:
-    """float32 columns as 16 bits, int16; ``noise`` is 16 random bits a column as int64, unread where ``NEAREST``."""
+    """Returns float32 columns as 16 bits, int16.
+
+    ``noise`` has 16 random bits per column, as int64. It is not read if ``NEAREST``.
+    """
     bits = values.to(tl.int32, bitcast=True)
     sign = (bits.to(tl.int64) >> 16) & 0x8000
     magnitude = bits.to(tl.int64) & _MAGNITUDE
@@ -67,6 +73,6 @@ def narrow(values: tensor, noise: tensor, DTYPE: constexpr, NEAREST: constexpr) 
 
 @triton.jit
 def row_noise(seed: tensor, key_id: tensor, step: tensor, column: tensor) -> Any:
-    """16 random bits for columns of rows as int64, which (seed, id, step, column) alone decide."""
+    """Returns 16 random bits for columns of rows, as int64. They depend only on (seed, id, step, column)."""
     base = mix(mix(as_uint64(key_id) + seed) + as_uint64(step))
     return word16(stream(base, column >> 2), column & 3)

@@ -1,4 +1,4 @@
-"""Writing rows in GPU memory: gradients through the optimizers, and values from outside.
+"""Writes rows in GPU memory: gradients through the optimizers, and values from outside.
 
 Shapes: U unique keys, W columns of a row, D of a segment, S segments.
 """
@@ -41,12 +41,12 @@ def rows_to_move(
     slots: tensor, num_slots: tensor, chunks: tensor, keys: tensor, tables: tensor, num_keys: tensor, rows: tensor, words: tensor,
     refused: tensor, step: tensor, moving: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """The row of each key, ``rows`` where it is still there, noted as moved in this step.
+    """Writes the row of each key, and marks the row as moved in this step. Checks the hints in ``rows``.
 
     Args:
         rows: int32[U], hints; words: see :mod:`girih.kernels.gpu.counting`.
-        refused: int32[1]: where it is not negative the step is refused, and no row moves.
-        moving: int32[U], written: -1 for keys without a row, and for all of a refused step.
+        refused: int32[1]: if it is not negative, the step is refused and no row moves.
+        moving: int32[U], written: -1 for keys without a row, and for all keys of a refused step.
     """
     i = items(BLOCK)
     mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
@@ -66,7 +66,7 @@ def rows_to_move(
 
 @triton.jit
 def _tile(rows: tensor, num_keys: tensor, BLOCK: constexpr, COLUMNS: constexpr) -> Any:
-    """The keys of a program, their rows, which of them there are, and the columns of a segment, int32[1, C]."""
+    """Returns the keys of a program, their rows, whether each row exists, and the columns of a segment, int32[1, C]."""
     i = items(BLOCK)
     row = tl.load(rows + i, mask=i < tl.load(num_keys), other=NO_ROW)
     return i, row, row >= 0, tl.arange(0, COLUMNS)[None, :]
@@ -79,13 +79,13 @@ def move_rows(
     dim: tensor, state_start: tensor, OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr,
     ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """One optimizer step on one segment of the rows of keys.
+    """Makes one optimizer step on one segment of the rows of keys.
 
     Args:
-        rows: int32[U], -1 for keys that have none.
+        rows: int32[U], -1 for keys without a row.
         hyper: float64[8] of the segment; seeds: int64[T], for random rounding.
-        gradients: float32[U, W], W being ``num_columns``.
-        first_column, dim, state_start: the segment's columns among a row's, and where its state begins, in words.
+        gradients: float32[U, W]; W is ``num_columns``.
+        first_column, dim, state_start: the segment's columns in a row, and the first word of its state.
     """
     i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
@@ -106,7 +106,10 @@ def sum_and_move_rows(
     STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, POOLED: constexpr, WHOLE: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
     COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """:func:`move_rows`, where gradients are summed here if none can overflow: see :class:`girih.kernels.gpu.gradients.FusedInputs`."""
+    """Moves rows like :func:`move_rows`, and sums the gradients here if no sum can overflow.
+
+    See :class:`girih.kernels.gpu.gradients.FusedInputs`.
+    """
     i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     here = mask & (tl.load(largest) <= limit)
@@ -129,7 +132,7 @@ def _move(
     first_column: tensor, dim: tensor, state_start: tensor, i: tensor, mask: tensor, column: tensor, gradient: tensor,
     OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
 ) -> None:  # fmt: skip
-    """The step on rows, int32[K], of the keys i, where ``mask``, by gradients, float32[K, C]."""
+    """Makes the step on rows, int32[K], of the keys i if ``mask``, by gradients, float32[K, C]."""
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     SIZE: constexpr = 4 if DTYPE == FLOAT32 else 2
     start = address + 4 * VALUES + first_column * SIZE
@@ -157,7 +160,7 @@ def assign_rows(
     first_column: tensor, dim: tensor, state_start: tensor, OPTIMIZER: constexpr, DTYPE: constexpr,
     ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Sets one segment of rows to columns of ``source``, float32[U, W]; optimizer state stays, and is made to agree."""
+    """Sets one segment of rows to columns of ``source``, float32[U, W]. Optimizer state stays, and is adapted."""
     i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     inside = mask[:, None] & (column < dim)

@@ -1,1 +1,1 @@
-"""The pieces that models share. Plain torch modules; shapes have B examples first."""
+"""Layers that models share: plain torch modules, with B examples as the first dimension."""

@@ -1,4 +1,4 @@
-"""Attention to a target: how much each vector of a sequence matters to it.
+"""Attention to a target: the weight of each vector of a sequence for the target.
 
 Shapes: B examples, L ids of the history in the whole batch, D dim.
 """
@@ -17,9 +17,9 @@ from girih.models.layers.mlp import MLP
 class Attention(nn.Module):
     """Σ_j a(v_j, target) · v_j over an example's history (DIN, eq. 3); an empty history gives zeros.
 
-    ``a`` is an MLP on [target, v, target − v, target ⊙ v]. As in the paper its outputs are not
-    normalised, so that their sum tells how strong the interest is; ``softmax`` normalises them.
-    It runs on the L ids themselves, not on a padded matrix.
+    ``a`` is an MLP on [target, v, target − v, target ⊙ v]. As in the paper, its outputs are not normalised, so their
+    sum shows the strength of the interest. ``softmax`` normalises them. The MLP runs on the L ids themselves, not on a
+    padded matrix.
     """
 
     def __init__(self, dim: int, hidden: tuple[int, ...], *, softmax: bool = False) -> None:
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         self.softmax = softmax
 
     def forward(self, target: Tensor, history: Jagged) -> Tensor:
-        """float32[B, D] and a history of L ids to float32[B, D]."""
+        """Maps float32[B, D] and a history of L ids to float32[B, D]."""
         values, example = history.values, history.examples()
         candidate = target.index_select(0, example)
         pairs = torch.cat([candidate, values, candidate - values, candidate * values], dim=1)
@@ -46,21 +46,21 @@ class BilinearAttention(nn.Module):
         self.linear = nn.Linear(target_dim, dim, bias=False)
 
     def forward(self, target: Tensor, history: Jagged) -> Tensor:
-        """float32[B, target_dim] and a history of L vectors to its weights, float32[L]."""
+        """Maps float32[B, target_dim] and a history of L vectors to the weights of the vectors, float32[L]."""
         example = history.examples()
         wanted = self.linear(target).to(history.values.dtype).index_select(0, example)
         return softmax_within((wanted * history.values).sum(dim=1), example, target.shape[0])
 
 
 def weighted_sum(weights: Tensor, history: Jagged) -> Tensor:
-    """Σ_j w_j · v_j of each example: float32[L] and a history of L ids to float32[B, D]."""
+    """Returns Σ_j w_j · v_j of each example: float32[L] and a history of L ids to float32[B, D]."""
     values = history.values
     pooled = values.new_zeros(history.offsets.numel() - 1, values.shape[1])
     return pooled.index_add(0, history.examples(), weights[:, None] * values)
 
 
 def softmax_within(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """The softmax over the scores of each group: float32[L] and int64[L] to float32[L]."""
+    """Returns the softmax over the scores of each group: float32[L] and int64[L] to float32[L]."""
     lowest = scores.new_full((num_groups,), -torch.inf)
     top = lowest.scatter_reduce(0, group, scores.detach(), "amax")
     weights = (scores - top.index_select(0, group)).exp()
@@ -88,7 +88,10 @@ class SelfAttention(nn.Module):
         self.fed = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """float32[S, M, D] and the bool[S, M] mask of what is real to float32[S, M, D]; nobody heeds what is not real."""
+        """Maps float32[S, M, D] and the bool[S, M] mask of real vectors to float32[S, M, D].
+
+        Attention ignores vectors that are not real.
+        """
         queries, keys, values = (self._split(layer(x)) for layer in (self.queries, self.keys, self.values))
         scores = queries @ keys.mT * self.scale
         weights = scores.masked_fill(~mask[:, None, None], -torch.inf).softmax(dim=3)
@@ -98,5 +101,5 @@ class SelfAttention(nn.Module):
         return fed
 
     def _split(self, x: Tensor) -> Tensor:
-        """[S, M, D] to [S, H, M, D / H]."""
+        """Maps [S, M, D] to [S, H, M, D / H]."""
         return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)

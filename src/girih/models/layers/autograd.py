@@ -1,4 +1,4 @@
-"""The context that torch hands to the static methods of an ``autograd.Function``, as far as this library uses it."""
+"""The context that torch passes to the static methods of an ``autograd.Function``, with the parts that girih uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Context(Protocol):
-    """See ``torch.autograd.function.FunctionCtx``; functions that keep more declare it in a subclass."""
+    """See ``torch.autograd.function.FunctionCtx``. Functions that keep more declare it in a subclass."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]

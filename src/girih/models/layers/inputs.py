@@ -12,16 +12,16 @@ from girih.schema import Schema
 
 
 def lowered(values: Tensor) -> Tensor:
-    """``values`` as autocast casts them for a matrix product; as they are outside of it.
+    """Casts ``values`` as autocast casts the inputs of a matrix product. Returns them unchanged without autocast.
 
-    To cast the parts before they are joined is cheaper than autocast's way, to join and then to cast.
+    To cast the parts before they are joined is cheaper than autocast's way, which casts the joined tensor.
     """
     kind = values.device.type
     return values.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else values
 
 
 def places_of(widths: Mapping[str, int], schema: Schema) -> Tensor:
-    """The columns of a schema's features where those of all of ``widths`` lie side by side, int64."""
+    """Returns the columns of a schema's features among the columns of all ``widths``, int64."""
     names = set(schema.names)
     owners = [name for name, width in widths.items() for _ in range(width)]
     return torch.tensor([place for place, name in enumerate(owners) if name in names], dtype=torch.int64)
@@ -30,15 +30,15 @@ def places_of(widths: Mapping[str, int], schema: Schema) -> Tensor:
 class DenseInput(nn.Module):
     """Pooled embeddings in the schema's order, then numeric features, side by side.
 
-    The order never depends on how tables are packed, so parameters behind it fit any packing.
+    The order does not depend on the packing of tables, so parameters that read this input fit any packing.
 
     Args:
-        features: the features whose embeddings are read; all categorical and sequence ones by default.
+        features: the features whose embeddings are read; all categorical and sequence features by default.
         numeric: the numeric features that are read; all by default.
-        for_products: linear layers alone read it, so that autocast's dtype serves.
+        for_products: only linear layers read it, so it may have autocast's dtype.
 
     Attributes:
-        widths: the number of columns of each feature, numeric ones included; all of them are ``width``.
+        widths: the number of columns of each feature, numeric features included; ``width`` is their sum.
     """
 
     __call__: Callable[..., Tensor]
@@ -65,7 +65,7 @@ class DenseInput(nn.Module):
         return sum(self.widths.values())
 
     def narrow(self, schema: Schema) -> Tensor:
-        """From here on reads what a smaller schema has; returns the columns that stay, int64."""
+        """Restricts the input to the features of a smaller schema. Returns the columns that stay, int64."""
         places, names = places_of(self.widths, schema), set(schema.names)
         self.widths = {name: width for name, width in self.widths.items() if name in names}
         self.features = tuple(name for name in self.features if name in names)
@@ -74,7 +74,7 @@ class DenseInput(nn.Module):
         return places
 
     def forward(self, numeric: Tensor, embeddings: Embeddings, *more: Tensor) -> Tensor:
-        """Returns float32[B, width], and the columns of ``more`` after it."""
+        """Returns float32[B, width], followed by the columns of ``more``."""
         numeric = numeric if self._columns is None else numeric[:, self._columns]
         parts = embeddings.columns(self.features)
         parts = [part for part in (*parts, numeric, *more) if part.shape[1]] or [numeric]
@@ -84,6 +84,6 @@ class DenseInput(nn.Module):
 
 
 def _columns_of(names: Sequence[str], schema: Schema) -> list[int] | None:
-    """Places of some numeric features among a schema's; None where they are all of them, in order."""
+    """Returns the places of numeric features in the schema's; None if they are all of them, in order."""
     all_names = [feature.name for feature in schema.numeric]
     return None if list(names) == all_names else [all_names.index(name) for name in names]

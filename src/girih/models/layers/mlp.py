@@ -23,11 +23,11 @@ class LayerWidths(NamedTuple):
     least: int
 
     def holds(self, widths: Sequence[int]) -> bool:
-        """True for enough widths, each at least 1."""
+        """Returns whether there are enough widths, each at least 1."""
         return len(widths) >= self.least and all(width >= 1 for width in widths)
 
     def text(self, kind: object) -> str:
-        """Names what is accepted, for errors."""
+        """Describes the accepted values, for errors."""
         least = " and at least one of them" if self.least else ""
         return f"a list of integers of at least 1{least}, as in [400, 400]"
 
@@ -44,19 +44,19 @@ class LayerOptions(TypedDict, total=False):
 
 
 class DeepOptions(LayerOptions, total=False):
-    """The same, and the widths of the hidden layers, by default :data:`HIDDEN`."""
+    """Options of all layers, and the widths of the hidden layers, by default :data:`HIDDEN`."""
 
     hidden: Widths
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation that takes the running moments where a training batch has one example.
+    """Batch normalisation that uses the running statistics if a training batch has only one example.
 
     One example has no variance, and the last batch of an epoch may have just one.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """float32[B, D] to float32[B, D]."""
+        """Maps float32[B, D] to float32[B, D]."""
         if self.training and lacks_variance(input):
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
@@ -65,7 +65,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def lacks_variance(input: Tensor) -> bool:
-    """Whether a training batch cannot be normalised by itself: it has one example, or none.
+    """Returns whether a training batch has at most one example, so that it cannot be normalised alone.
 
     A mode of torch functions may know of more examples elsewhere, see :class:`girih.dense.batch_norm.GlobalBatchNorm`.
     """
@@ -78,10 +78,10 @@ def lacks_variance(input: Tensor) -> bool:
 class MLP(nn.Sequential):
     """Blocks of Linear → BatchNorm (option) → ReLU → Dropout, then a plain Linear to ``outputs``.
 
-    Without ``outputs`` it ends with the last block.
+    Without ``outputs``, it ends with the last block.
 
     Attributes:
-        width: of what comes out.
+        width: of the output.
     """
 
     __call__: Callable[..., Tensor]
@@ -103,7 +103,7 @@ class MLP(nn.Sequential):
             layers.append(nn.Linear(width, size))
             if batch_norm:
                 layers.append(BatchNorm(size))
-            layers.append(nn.ReLU(inplace=True))  # nothing before it keeps its own output
+            layers.append(nn.ReLU(inplace=True))  # no earlier layer keeps its own output
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
             width = size
@@ -115,16 +115,17 @@ class MLP(nn.Sequential):
 
 
 class StackedMLP(nn.Module):
-    """E MLPs, one product a layer for all of them.
+    """E MLPs, with one product per layer for all of them.
 
     Args:
-        members: MLPs of one shape; their linear layers are what these start with.
-        dropout: theirs.
-        first: whether their first linear layers are here; else they read one input, and are one product elsewhere.
+        members: MLPs of one shape; their linear layers give the initial values.
+        dropout: the members' dropout.
+        first: True if this module includes their first linear layers. Otherwise these layers read one shared input, and
+            are one product elsewhere.
 
     Attributes:
         weights: float32[E, O, I] of each layer. biases: float32[E · O].
-        norms: the batch norm of each layer, over the columns of all MLPs; none where the members have none.
+        norms: the batch norm of each layer, over the columns of all MLPs; empty if the members have none.
     """
 
     __call__: Callable[..., Tensor]
@@ -143,7 +144,10 @@ class StackedMLP(nn.Module):
         self.norms = nn.ModuleList(BatchNorm(len(members) * norm.num_features) for norm in norms)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, E, I] to [B, E, O]; where the first layers are elsewhere, from their outputs [B, E · O], one MLP after the other."""
+        """Maps [B, E, I] to [B, E, O].
+
+        Without ``first``, the input is the first layers' outputs [B, E · O], one MLP after the other.
+        """
         x = x.transpose(0, 1) if self.first else self._activated(self._by_member(x), 0)
         for layer, (weight, bias) in enumerate(
             zip(self.weights, self.biases, strict=True), 0 if self.first else 1
@@ -156,7 +160,7 @@ class StackedMLP(nn.Module):
     def _activated(self, x: Tensor, layer: int) -> Tensor:
         """BatchNorm → ReLU → Dropout, [E, B, O]."""
         if self.norms:
-            # columns of a wider tensor take several times as long
+            # normalizing columns of a wider tensor takes several times as long
             x = self._by_member(self.norms[layer](x.transpose(0, 1).flatten(1).contiguous()))
         x = x.relu()
         if self.dropout.p:
@@ -164,11 +168,11 @@ class StackedMLP(nn.Module):
         return x
 
     def _by_member(self, columns: Tensor) -> Tensor:
-        """[B, E · O] to [E, B, O]."""
+        """Maps [B, E · O] to [E, B, O]."""
         x: Tensor = columns.unflatten(1, (self.num_members, -1))  # type: ignore[no-untyped-call]
         return x.transpose(0, 1)
 
 
 def linear_layers(mlp: MLP) -> list[nn.Linear]:
-    """The linear layers of an MLP, from its input on."""
+    """Returns the linear layers of an MLP, starting at its input."""
     return [layer for layer in mlp if isinstance(layer, nn.Linear)]

@@ -15,8 +15,8 @@ class Steps(NamedTuple):
     """The order in which steps take rows.
 
     Attributes:
-        order: int64[L], the rows in the order of steps. places: int64[L], the place of each row in that order.
-        sizes: the rows of each step, never rising. Without any row there is one step of none, so that a layer's
+        order: int64[L], the rows in the order of steps. places: int64[L], the place of each row in this order.
+        sizes: the number of rows of each step, never rising. Without rows there is one empty step, so that a layer's
             parameters get a gradient (of zeros) in every batch.
     """
 
@@ -26,21 +26,21 @@ class Steps(NamedTuple):
 
     @classmethod
     def of(cls, sequences: Jagged) -> Steps:
-        """The steps through some sequences."""
+        """Returns the steps through some sequences."""
         longest_first = sequences.offsets.diff().argsort(descending=True, stable=True)
         positions = sequences.positions()
-        sizes = positions.bincount()  # as many sequences are longer than a position as have a row there
+        sizes = positions.bincount()  # each sequence that is longer than a position has a row there
         begins = sizes.cumsum(0) - sizes
         ranks = _inverse(longest_first).index_select(0, sequences.examples())
         places = begins.index_select(0, positions) + ranks
         return cls(_inverse(places), places, sizes.tolist() or [0])
 
     def split(self, rows: Tensor) -> Sequence[Tensor]:
-        """The rows of each step: [L, ...] to tensors of ``sizes`` rows."""
+        """Splits rows by step: [L, ...] to tensors of ``sizes`` rows."""
         return torch.split(rows.index_select(0, self.order), self.sizes)
 
     def joined(self, steps: list[Tensor]) -> Tensor:
-        """The inverse of :meth:`split`."""
+        """Inverts :meth:`split`."""
         return torch.cat(steps).index_select(0, self.places)
 
 
@@ -50,7 +50,7 @@ def _inverse(permutation: Tensor) -> Tensor:
 
 
 class Recurrent(nn.Module):
-    """The weights of a layer: those of what goes in, with biases, and those of its own state, for each of its gates."""
+    """The weights of a recurrent layer for each of its gates: for the input, with biases, and for the state."""
 
     gates: ClassVar[int]
 
@@ -67,14 +67,14 @@ class GRU(Recurrent):
         u_t = σ(W_u x_t + U_u h_{t−1} + b_u)    r_t = σ(W_r x_t + U_r h_{t−1} + b_r)
         h̃_t = tanh(W_h x_t + r_t ⊙ U_h h_{t−1} + b_h)
 
-    Given attention a_t it is AUGRU, GRU with attentional update gate (DIEN, Interest Evolving Layer): a_t · u_t takes the
-    place of u_t.
+    With attention a_t it is AUGRU, GRU with attentional update gate (DIEN, Interest Evolving Layer): a_t · u_t replaces
+    u_t.
     """
 
     gates = 3
 
     def forward(self, values: Tensor, steps: Steps, attention: Tensor | None = None) -> Tensor:
-        """float32[L, D], and float32[L] where there is attention, to the state after each row, float32[L, H]."""
+        """Maps float32[L, D], and optional attention float32[L], to the state after each row, float32[L, H]."""
         inputs = steps.split(self.inputs(values))
         scales = steps.split(attention[:, None]) if attention is not None else [None] * len(inputs)
         state = values.new_zeros(steps.sizes[0], self.hidden)
@@ -103,7 +103,7 @@ class LSTM(Recurrent):
     gates = 4
 
     def forward(self, values: Tensor, steps: Steps) -> Tensor:
-        """float32[L, D] to the state after each row, float32[L, H]."""
+        """Maps float32[L, D] to the state after each row, float32[L, H]."""
         state = cell = values.new_zeros(steps.sizes[0], self.hidden)
         states = []
         for x in steps.split(self.inputs(values)):
@@ -116,7 +116,7 @@ class LSTM(Recurrent):
 
 
 class BiLSTM(nn.Module):
-    """[h_t forwards, h_t backwards]: each row with what lies before it and what lies behind it."""
+    """[h_t forwards, h_t backwards]: each row with its context before and after it."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class BiLSTM(nn.Module):
         self.backwards = LSTM(dim, hidden)
 
     def forward(self, sequences: Jagged) -> Tensor:
-        """Sequences of L rows to float32[L, 2 · H]."""
+        """Maps sequences of L rows to float32[L, 2 · H]."""
         values, steps = sequences.values, Steps.of(sequences)
         mirrored = _mirrored(sequences)
         backwards = self.backwards(values.index_select(0, mirrored), steps).index_select(0, mirrored)
@@ -132,6 +132,6 @@ class BiLSTM(nn.Module):
 
 
 def _mirrored(sequences: Jagged) -> Tensor:
-    """The row at each row's place once every sequence is turned round, int64[L]."""
+    """Returns, for each row, the row at its place in the reversed sequence, int64[L]."""
     begins, ends = (bounds.index_select(0, sequences.examples()) for bounds in (sequences.offsets[:-1], sequences.offsets[1:]))  # fmt: skip
     return begins + ends - 1 - torch.arange(len(begins), device=begins.device)

@@ -1,4 +1,4 @@
-"""Substitutable operators: written once as partial results and how they combine, for every strategy (DES)."""
+"""Substitutable operators: partial results and their combination, written once for every strategy (DES)."""
 
 from __future__ import annotations
 

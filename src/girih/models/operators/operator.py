@@ -2,7 +2,7 @@
 
     forward(numeric, embeddings)  =  combine(Σ over any split of the features of partial(own features))
 
-One process is the split into one, so that a model is written once for every strategy.
+A single process is a split into one part, so a model is written once for every strategy.
 
 Shapes: B examples, W columns of a partial result.
 """
@@ -28,7 +28,7 @@ class ParameterSplit:
     """The part of a parameter that some features need.
 
     Attributes:
-        dim: the dimension that is split. places: int64, which of its ``size`` places stay.
+        dim: the dimension that is split. places: int64, the remaining places of its ``size`` places.
     """
 
     dim: int
@@ -41,71 +41,71 @@ class ParameterSplit:
 
 
 class SubstitutableOperator(nn.Module):
-    """Weight-rich input in, a small tensor out.
+    """An operator that reads many weights and returns a small tensor.
 
     Attributes:
-        aggregation: how partial results become the whole: "sum" adds them up (AllReduce); "concat" puts columns of
-            different features beside each other (AllGather), where vectors are needed whole (DES §3.2.1).
-        columns: W: of the whole, whatever features are here.
+        aggregation: combines partial results into the whole: "sum" adds them up (AllReduce); "concat" puts the columns
+            of different features next to each other (AllGather), if vectors are needed whole (DES §3.2.1).
+        columns: W of the whole, for any features in this place.
     """
 
-    __call__: Callable[..., Tensor]  # of nn.Module it returns Any
+    __call__: Callable[..., Tensor]  # the method of nn.Module returns Any
     aggregation: ClassVar[Literal["sum", "concat"]] = "sum"
     columns: int
-    _numeric: Mapping[str, int]  # the numeric features that have a row of a parameter, each 1 wide
+    _numeric: Mapping[str, int]  # the numeric features with a row in a parameter, each 1 wide
 
     @property
     def colocated_features(self) -> tuple[tuple[str, ...], ...]:
-        """Features that one place must have together, where there are such."""
+        """Groups of features that must be in one place, if any."""
         return ()
 
     @abstractmethod
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, X] and embeddings, those that are here, to [B, W]; fewer columns where they are concatenated."""
+        """Maps own float32[B, X] and own embeddings to [B, W], or to fewer columns if they are concatenated."""
 
     @abstractmethod
     def combine(self, total: Tensor) -> Tensor:
-        """The whole, [B, W], to the output."""
+        """Maps the whole, [B, W], to the output."""
 
     @abstractmethod
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
-        """Keeps what the features of a smaller schema need; returns what stays of which parameter.
+        """Keeps the parts of parameters that a smaller schema needs. Returns the kept part of each parameter.
 
-        Parameters stay the objects they are, with less in them, so that an optimizer that has them goes on. One that is
-        not named is of :meth:`combine`, and whole everywhere.
+        Parameters stay the same objects with fewer values, so that an optimizer can continue. A parameter that is not
+        returned belongs to :meth:`combine`, and is whole everywhere.
         """
 
     def keep(self, splits: dict[str, ParameterSplit]) -> dict[str, ParameterSplit]:
-        """Cuts parameters to what stays of each; returns that."""
+        """Cuts parameters to their kept parts, and returns these."""
         for name, split in splits.items():
             parameter = self.get_parameter(name)
             parameter.data = split.part_of(parameter.data)
         return splits
 
     def keep_numeric(self, name: str, schema: Schema) -> dict[str, ParameterSplit]:
-        """Cuts a parameter that has a row for each numeric feature, if there is one."""
+        """Cuts a parameter that has one row per numeric feature, if there is one."""
         parameter: nn.Parameter | None = getattr(self, name)
         if parameter is None:
             return {}
         return self.keep({name: ParameterSplit(0, places_of(self._numeric, schema), len(parameter))})
 
     def places(self, schema: Schema) -> Tensor:
-        """The places of some features' columns among all W, int64, for operators that concatenate."""
+        """Returns the places of some features' columns among all W, int64, for operators that concatenate."""
         return torch.arange(self.columns)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings | Aggregated) -> Tensor:
-        """The output, from features or from what was aggregated already."""
+        """Returns the output, from features or from aggregated results."""
         if isinstance(embeddings, Aggregated):
             return self.combine(embeddings[self])
         return self.whole(numeric, embeddings)
 
     def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """``combine(partial(·))``; overridden where both at once are faster."""
+        """Returns ``combine(partial(·))``. A subclass may compute both at once, if that is faster."""
         return self.combine(self.partial(numeric, embeddings))
 
 
 class Aggregated:
-    """Stands for embeddings that are spread over several processes, as the input of a model's operators.
+    """Replaces embeddings that are spread over several processes, as the input of a model's operators.
 
     Args:
         totals: operator → the sum, or the concatenation, of all partial results, [B, W].
@@ -125,19 +125,19 @@ class Aggregated:
 
 
 def operators_of(module: nn.Module) -> Iterator[tuple[str, SubstitutableOperator]]:
-    """The operators of a model, with their names, in the order in which it declares them."""
+    """Yields the operators of a model with their names, in the order of their declaration."""
     for name, each in module.named_modules():
         if isinstance(each, SubstitutableOperator):
             yield name, each
 
 
 class Fields(SubstitutableOperator):
-    """The pooled embeddings of all features, [B, F, D], for dot products of all pairs and the like.
+    """The pooled embeddings of all features, [B, F, D], for example for dot products of all pairs.
 
-    Nothing adds up here: F · D numbers an example travel, as many as without substitution, but only once.
+    Nothing adds up here: F · D numbers per example are sent, the same as without substitution, but only once.
 
     Args:
-        with_numeric: numeric features are fields too, behind the others: a value times its learned vector.
+        with_numeric: numeric features are fields too, after the others: a value times its learned vector.
     """
 
     aggregation: ClassVar[Literal["sum", "concat"]] = "concat"
@@ -152,15 +152,15 @@ class Fields(SubstitutableOperator):
         self.columns = len(self._widths) * dim
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """[B, F · D] of own features."""
+        """Returns [B, F · D] of own features."""
         return self.whole(numeric, embeddings).flatten(1)
 
     def combine(self, total: Tensor) -> Tensor:
-        """[B, F, D]."""
+        """Returns [B, F, D]."""
         return lowered(total).view(len(total), -1, self.dim)
 
     def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """The same without a detour."""
+        """Returns the fields directly."""
         fields = list(embeddings.views(self.features)) if self.features else []
         if self.vectors is not None:
             fields.append(numeric[:, :, None] * self.vectors)
@@ -170,20 +170,20 @@ class Fields(SubstitutableOperator):
         return fields[0] if len(fields) == 1 else torch.cat(fields, dim=1)
 
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
-        """Vectors of the numeric features that stay."""
+        """Keeps the vectors of the remaining numeric features."""
         self.features = tuple(feature.name for feature in schema.sparse)
         return self.keep_numeric("vectors", schema)
 
     def places(self, schema: Schema) -> Tensor:
-        """The places of some features' columns."""
+        """Returns the places of some features' columns."""
         return places_of(self._widths, schema)
 
 
 class FirstOrder(SubstitutableOperator):
-    """Σ_f w_f + Σ_x w_x · numeric_x, and one bias if asked: the linear part of LR, FM and their kin.
+    """Σ_f w_f + Σ_x w_x · numeric_x, with an optional bias: the linear part of LR, FM and similar models.
 
-    The weights of ids lie in tables and start at 0, as those of numeric features do here. The partial result is one
-    number an example: the sum over own features.
+    The weights of ids are in tables. They start at 0, and so do the weights of numeric features here. The partial
+    result is one number per example: the sum over own features.
     """
 
     columns = 1
@@ -195,7 +195,7 @@ class FirstOrder(SubstitutableOperator):
         self.bias = nn.Parameter(torch.zeros(())) if bias else None
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, 1]."""
+        """Returns float32[B, 1]."""
         total = numeric.new_zeros(numeric.shape[0])
         for block in embeddings.first_order:
             total = total + block.values.flatten(1).sum(1)
@@ -204,9 +204,9 @@ class FirstOrder(SubstitutableOperator):
         return total[:, None]
 
     def combine(self, total: Tensor) -> Tensor:
-        """float32[B, 1]."""
+        """Returns float32[B, 1]."""
         return total if self.bias is None else total + self.bias
 
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
-        """Weights of the numeric features that stay."""
+        """Keeps the weights of the remaining numeric features."""
         return self.keep_numeric("weight", schema)

@@ -19,8 +19,8 @@ from girih.schema import Schema
 class SecondOrder(SubstitutableOperator):
     """Σ_{i<j} <v_i, v_j> over all fields, as ½ (‖Σ v‖² − Σ ‖v‖²): FM (Rendle 2010), lemma 3.1.
 
-    A field is a feature's pooled embedding, or a numeric value times its learned vector. The partial results are
-    Σ v and Σ ‖v‖² over own fields: D + 1 numbers an example.
+    A field is a feature's pooled embedding, or a numeric value times its learned vector. The partial results are Σ v
+    and Σ ‖v‖² over own fields: D + 1 numbers per example.
     """
 
     def __init__(self, schema: Schema, dim: int) -> None:
@@ -30,24 +30,24 @@ class SecondOrder(SubstitutableOperator):
         self.vectors = nn.Parameter(torch.randn(len(schema.numeric), dim) * 0.01) if schema.numeric else None
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, D + 1]: the sum of vectors, then the sum of squares."""
+        """Returns float32[B, D + 1]: the sum of vectors, then the sum of squares."""
         total, square = self._sums(numeric, embeddings)
         return torch.cat([total, square[:, None]], dim=1)
 
     def combine(self, total: Tensor) -> Tensor:
-        """float32[B, 1]."""
+        """Returns float32[B, 1]."""
         return _pairs(total[:, :-1], total[:, -1])
 
     def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """The same without joining the two sums."""
+        """Returns the same without joining the two sums."""
         return _pairs(*self._sums(numeric, embeddings))
 
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
-        """Vectors of the numeric features that stay."""
+        """Keeps the vectors of the remaining numeric features."""
         return self.keep_numeric("vectors", schema)
 
     def _sums(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:
-        with torch.autocast(numeric.device.type, enabled=False):  # a difference of large sums wants float32
+        with torch.autocast(numeric.device.type, enabled=False):  # a difference of large sums needs float32
             sums, squares = [], []
             for block in embeddings.blocks:
                 total, square = sums_of(block.values)
@@ -69,7 +69,10 @@ def _pairs(total: Tensor, square: Tensor) -> Tensor:
 
 
 def sums_of(fields: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ v and Σ ‖v‖² over fields, [B, F, D] to [B, D] and [B]; one torch function to modes, which see no autograd.Function."""
+    """Returns Σ v and Σ ‖v‖² over fields, [B, F, D] to [B, D] and [B].
+
+    To modes of torch functions this is one function, because they do not see an autograd.Function.
+    """
     if has_torch_function_unary(fields):
         seen: tuple[Tensor, Tensor] = handle_torch_function(sums_of, (fields,), fields)
         return seen
@@ -95,9 +98,9 @@ class _Sums(torch.autograd.Function):
 class VectorCrosses(SubstitutableOperator):
     """U x_L with x_{l+1} = x_0 (x_l · w_l) + b_l + x_l (DCN, eq. 3) and x_0 = [embeddings, numeric].
 
-    Every x_l is α_l x_0 + β_l, with one number α_l an example and β_l = Σ_{j<l} b_j. So x_l · w_l is α_l (x_0 · w_l)
-    + β_l · w_l, and all that crosses need of their input are L + T projections of it; no layer's output is ever made.
-    The partial result is those of own columns, and own columns' part of the constants β_l · w_l and U β_L.
+    Every x_l is α_l x_0 + β_l, with one number α_l per example and β_l = Σ_{j<l} b_j. So x_l · w_l is α_l (x_0 · w_l) +
+    β_l · w_l. Crosses therefore only need L + T projections of their input, and no layer's output is computed. The
+    partial result is the projections of own columns, and the part of own columns in the constants β_l · w_l and U β_L.
 
     Args:
         outputs: U, float32[T, K].
@@ -113,32 +116,32 @@ class VectorCrosses(SubstitutableOperator):
         self.columns = 2 * (num_layers + len(outputs))
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """float32[B, 2 (L + T)]: projections, then constants."""
+        """Returns float32[B, 2 (L + T)]: projections, then constants."""
         projected, constants = self._parts(numeric, embeddings)
         return torch.cat([projected, constants.expand_as(projected)], dim=1)
 
     def combine(self, total: Tensor) -> Tensor:
-        """float32[B, T]."""
+        """Returns float32[B, T]."""
         projected, constants = total.chunk(2, dim=1)
         return self._crossed(projected, constants)
 
     def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """The same with one row of constants for all examples."""
+        """Returns the same with one row of constants for all examples."""
         return self._crossed(*self._parts(numeric, embeddings))
 
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
-        """Columns of the features that stay."""
+        """Keeps the columns of the remaining features."""
         width = self.inputs.width
         split = ParameterSplit(1, self.inputs.narrow(schema), width)
         return self.keep(dict.fromkeys(("weights", "biases", "outputs"), split))
 
     def _parts(self, numeric: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor]:
-        """float32[B, L + T] and float32[1, L + T]."""
+        """Returns projections, float32[B, L + T], and constants, float32[1, L + T]."""
         directions = torch.cat([self.weights, self.outputs])
         biases = F.pad(self.biases.cumsum(0), (0, 0, 1, 0))  # [L + 1, K]: β_0 to β_L
         last = biases[-1:].expand(len(self.outputs), -1)
         constants = (torch.cat([biases[:-1], last]) * directions).sum(1)
-        with torch.autocast(numeric.device.type, enabled=False):  # what layers multiply up wants float32
+        with torch.autocast(numeric.device.type, enabled=False):  # products of layers need float32
             return F.linear(self.inputs(numeric, embeddings), directions), constants[None]
 
     def _crossed(self, projected: Tensor, constants: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The first fully connected layer behind embeddings (DES, Eq. 7 to 9)."""
+"""The first fully connected layer after embeddings (DES, Eq. 7 to 9)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from girih.schema import Schema
 
 
 class FieldProjection(SubstitutableOperator):
-    """W [embeddings, numeric] + b: the columns of W that read a feature sit beside its embedding.
+    """W [embeddings, numeric] + b: the columns of W that read a feature are in the same place as its embedding.
 
-    The partial result is as wide as W is high.
+    The partial result has one column per row of W.
 
     Args:
         linear: W and b, for an input of all features.
-        features: whose embeddings are read; all categorical and sequence ones by default.
+        features: the features whose embeddings are read; all categorical and sequence features by default.
         numeric: the numeric features that are read; all by default.
     """
 
@@ -40,23 +40,23 @@ class FieldProjection(SubstitutableOperator):
         self.weight, self.bias = linear.weight, linear.bias
 
     def partial(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """[B, outputs] of own columns."""
+        """Returns [B, outputs] of own columns."""
         return F.linear(self.flat(numeric, embeddings), self.weight)
 
     def combine(self, total: Tensor) -> Tensor:
-        """[B, outputs]."""
+        """Returns [B, outputs]."""
         return total if self.bias is None else total + self.bias
 
     def whole(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """One product with the bias in it."""
+        """Computes one product that includes the bias."""
         return F.linear(self.flat(numeric, embeddings), self.weight, self.bias)
 
     def flat(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """The input that W is multiplied with: own columns, side by side."""
+        """Returns the input of W: own columns, side by side."""
         return self.inputs(numeric, embeddings)
 
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
-        """Columns of the features that stay."""
+        """Keeps the columns of the remaining features."""
         width = self.inputs.width
         return self.keep({"weight": ParameterSplit(1, self.inputs.narrow(schema), width)})
 
@@ -65,10 +65,11 @@ class FieldMLP(MLP):
     """An MLP that reads features: its first layer is a :class:`FieldProjection`. It takes the arguments of both.
 
     Args:
-        first: makes that layer of the linear one that it stands for; more_inputs: columns that it reads beside features.
+        first: makes the first layer from the linear layer that it replaces; more_inputs: columns that it reads in
+            addition to features.
 
     Raises:
-        ValueError: without ``hidden`` and ``outputs``, which leave it no layer.
+        ValueError: neither ``hidden`` nor ``outputs``, so there is no layer.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class FieldMLP(MLP):
         self[0] = first(linear) if first else FieldProjection(schema, linear, features, numeric)
 
     def forward(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:  # type: ignore[override]
-        """float32[B, X] and embeddings to [B, width]."""
+        """Maps float32[B, X] and embeddings to [B, width]."""
         first, *others = self
         x: Tensor = first(numeric, embeddings)
         for layer in others:
@@ -100,12 +101,13 @@ class FieldMLP(MLP):
 
 
 class AttendedProjection(FieldProjection):
-    """W [embeddings, numeric, interests] + b; an interest is what attention makes of a history for its target.
+    """W [embeddings, numeric, interests] + b. An interest is the result of attention to a history for its target.
 
-    A history, its target and their attention sit together, so that an interest is made where its columns of W are.
+    A history, its target and their attention are in one place, so that an interest is computed in the place of its
+    columns of W.
 
     Args:
-        pairs: (history, target) of each interest; attention: of each pair, whose dims are the interests'.
+        pairs: (history, target) of each interest; attention: one per pair, with the dim of the interest.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class AttendedProjection(FieldProjection):
         return tuple(self.pairs.values())
 
     def flat(self, numeric: Tensor, embeddings: Embeddings) -> Tensor:
-        """Own columns, and behind them the interests that are made here."""
+        """Returns own columns, followed by own interests."""
         interests = [
             self.attention[number](embeddings[target], embeddings.sequences[history])
             for number, (history, target) in self.pairs.items()
@@ -136,7 +138,7 @@ class AttendedProjection(FieldProjection):
         return self.inputs(numeric, embeddings, *interests)
 
     def narrow(self, schema: Schema) -> dict[str, ParameterSplit]:
-        """Columns of the features and interests that stay, and their attention."""
+        """Keeps the columns of the remaining features and interests, and their attention."""
         splits = super().narrow(schema)
         self.pairs = {number: pair for number, pair in self.pairs.items() if pair[0] in self.inputs.widths}
         units: dict[str, ParameterSplit] = {}

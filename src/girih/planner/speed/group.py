@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from girih.planner.calibration import Calibration
 from girih.planner.facts import DenseCost, Facts
 from girih.planner.operators import TRAINER, OperatorGraph, Tagging
 from girih.planner.tagging.components import components
@@ -15,24 +14,6 @@ from girih.planner.tagging.group import Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import Tagged, tag
 from girih.planner.tagging.wires import codec_of
 from girih.planner.traffic import NOMINAL
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupDescription:
-    """Facts that describe a group.
-
-    Attributes:
-        batch_size: examples of one net's step.
-        threads: that a trainer computes with.
-        calibration, dense: None where they are not known.
-        memory_bytes: that a process of the group can take; None bounds nothing.
-    """
-
-    batch_size: int = 1
-    threads: int = 1
-    calibration: Calibration | None = None
-    dense: DenseCost | None = None
-    memory_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +34,7 @@ class Spread:
     served: float
 
 
-def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescription) -> HierarchicalGroup:
+def group_of(graph: OperatorGraph, facts: Facts, options: Mapping[str, Any]) -> HierarchicalGroup:
     """The group that ``[strategy]`` asks for, at the speeds that were calibrated, or else nominal ones.
 
     Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. A device can take what its machine
@@ -62,31 +43,31 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescr
     Args:
         options: of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
     """
-    calibration, dense = known.calibration, known.dense
+    calibration, dense, examples = facts.calibration, facts.dense_cost, net_examples(facts, options)
     trainers, servers = options["trainers_per_group"], options["servers_per_group"]
     link = None if calibration is None else calibration.links[options["transport"]]
     of_machine = math.inf if calibration is None else calibration.cores / calibration.machines
     nets = options["nets"]
     device = Device(
-        cores=1.0 if calibration is None else min(of_machine, nets * max(1, known.threads // nets)),
+        cores=1.0 if calibration is None else min(of_machine, nets * max(1, facts.threads // nets)),
         flops_per_s=NOMINAL.flops_per_s
         if calibration is None or calibration.work is None
         else calibration.work.flops_per_s,
         bytes_per_s=NOMINAL.bytes_per_s if link is None else link.bytes_per_s,
-        memory_bytes=known.memory_bytes,
+        memory_bytes=_process_bytes(facts, options),
     )
     server = replace(device, cores=1.0 if calibration is None else min(of_machine, nets * trainers))
     parameter_bytes = sum(operator.parameter_bytes for operator in graph.operators)
     moved_s = (
         0.0
         if dense is None or not parameter_bytes
-        else dense.update_s * _busy(known, dense) / parameter_bytes
+        else dense.update_s * _busy(facts, dense) / parameter_bytes
     )
     averaged = options["groups"] > 1
     return HierarchicalGroup(
         trainers=trainers,
         nets=nets,
-        batch_size=known.batch_size,
+        batch_size=examples,
         trainer=device,
         servers=(server,) * servers,
         cores=None if calibration is None else calibration.cores / options["groups"],
@@ -98,51 +79,52 @@ def group_of(graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescr
         update_s_per_byte=moved_s,
         request_s=0.0 if link is None else link.message_cpu_s,
         byte_s=0.0 if link is None else link.byte_cpu_s,
-        average_every_examples=(
-            options["average_every_steps"] * known.batch_size * trainers if averaged else None
-        ),
+        average_every_examples=(options["average_every_steps"] * examples * trainers if averaged else None),
     )
 
 
-def known_of(facts: Facts, options: Mapping[str, Any]) -> GroupDescription:
-    """Picks what facts say of a group."""
-    trainers = options["groups"] * options["trainers_per_group"]
-    processes = trainers + options["groups"] * options["servers_per_group"]
+def net_examples(facts: Facts, options: Mapping[str, Any]) -> int:
+    """Examples of one net's step."""
+    trainers: int = options["groups"] * options["trainers_per_group"]
+    return max(1, (facts.batch_size or 1) // trainers)
+
+
+def _process_bytes(facts: Facts, options: Mapping[str, Any]) -> float | None:
+    """Memory that a process of a group can take; None bounds nothing."""
+    processes = options["groups"] * (options["trainers_per_group"] + options["servers_per_group"])
     machines = 1 if facts.calibration is None else facts.calibration.machines
     memory = facts.memory_bytes
     if memory is None and facts.dense_cost is not None:
         memory = facts.dense_cost.memory_bytes
-    return GroupDescription(
-        batch_size=max(1, (facts.batch_size or 1) // trainers),
-        threads=facts.threads,
-        calibration=facts.calibration,
-        dense=facts.dense_cost,
-        memory_bytes=None if not memory else memory * machines / processes,
-    )
+    return None if not memory else memory * machines / processes
 
 
 def tagged(
-    graph: OperatorGraph, options: Mapping[str, Any], known: GroupDescription, tagging: Tagging | None = None
+    graph: OperatorGraph, facts: Facts, options: Mapping[str, Any], tagging: Tagging | None = None
 ) -> Tagged:
     """Decides where the operators of a net run, or keeps ``tagging``.
 
     Raises:
         ConfigError: the net does not fit into the memory of the group, or ``tagging`` does not fit the net.
     """
-    return tag(timed(graph, known), group_of(graph, options, known), how=options["tagging"], tagging=tagging)
+    net = timed(graph, facts, net_examples(facts, options))
+    return tag(net, group_of(graph, facts, options), how=options["tagging"], tagging=tagging)
 
 
-def timed(graph: OperatorGraph, known: GroupDescription) -> OperatorGraph:
+def timed(graph: OperatorGraph, facts: Facts, examples: int) -> OperatorGraph:
     """The graph with core-seconds of each operator; as it is where no pass was measured.
 
     Operators share what each example adds to the measured pass of the whole net by their floating-point operations, and what a pass takes
     however few its examples evenly.
+
+    Args:
+        examples: of one net's step.
     """
-    dense, computing = known.dense, [each for each in graph.operators if each.flops_per_example]
-    if dense is None or not computing or not dense.seconds(known.batch_size):
+    dense, computing = facts.dense_cost, [each for each in graph.operators if each.flops_per_example]
+    if dense is None or not computing or not dense.seconds(examples):
         return graph
-    busy, flops = _busy(known, dense), sum(each.flops_per_example for each in computing)
-    call_s = busy * dense.pass_s / len(computing) / known.batch_size
+    busy, flops = _busy(facts, dense), sum(each.flops_per_example for each in computing)
+    call_s = busy * dense.pass_s / len(computing) / examples
     flop_s = busy * dense.example_s / flops
     operators = (
         replace(each, seconds_per_example=call_s + each.flops_per_example * flop_s)
@@ -153,16 +135,14 @@ def timed(graph: OperatorGraph, known: GroupDescription) -> OperatorGraph:
     return replace(graph, operators=tuple(operators))
 
 
-def spread(
-    graph: OperatorGraph, tagged_net: Tagged, options: Mapping[str, Any], known: GroupDescription
-) -> Spread:
+def spread(graph: OperatorGraph, tagged_net: Tagged, facts: Facts, options: Mapping[str, Any]) -> Spread:
     """Counts what a tagged net asks of a step of all groups.
 
     A net's exchanges: 4 messages each (there and back, forward and backward), and all bytes over its trainer's link, in turn.
     """
     trainers, groups = options["trainers_per_group"], options["groups"]
-    group = group_of(graph, options, known)
-    of_group = known.batch_size * trainers  # examples of one step of a group
+    group, examples = group_of(graph, facts, options), net_examples(facts, options)
+    of_group = examples * trainers  # examples of one step of a group
     devices_s = {name: load.cpu_s * of_group for name, load in tagged_net.loads.items()}
     links_s = {name: load.network_s * of_group for name, load in tagged_net.loads.items()}
     cores = {name: device.cores for name, device in zip(tagged_net.loads, group.devices, strict=True)}
@@ -170,13 +150,15 @@ def spread(
     work_s = sum(devices_s[name] * cores[name] for name in servers)
     work_s += trainers * devices_s[first] * cores[first]
     exchange_s = 0.0
-    if known.calibration is not None:
-        link = known.calibration.links[options["transport"]]
+    if facts.calibration is not None:
+        link = facts.calibration.links[options["transport"]]
         stages = len({each.stage for each in components(graph, tagged_net.tagging)})
         load = tagged_net.loads[first]  # the mean over trainers, per example of the group
         each_way = (load.sent_bytes + load.received_bytes) * of_group
         exchange_s = 4 * stages * link.latency_s + each_way / link.bytes_per_s
-    computed = {each.name: each.seconds_per_example or 0.0 for each in timed(graph, known).operators}
+    computed = {
+        each.name: each.seconds_per_example or 0.0 for each in timed(graph, facts, examples).operators
+    }
     there = sum(seconds for name, seconds in computed.items() if tagged_net.tagging[name] != TRAINER)
     return Spread(
         devices_s=devices_s,
@@ -187,6 +169,6 @@ def spread(
     )
 
 
-def _busy(known: GroupDescription, dense: DenseCost) -> float:
+def _busy(facts: Facts, dense: DenseCost) -> float:
     """Threads of a trainer that its pass keeps busy."""
-    return min(known.threads, dense.busy_threads or known.threads)
+    return min(facts.threads, dense.busy_threads or facts.threads)

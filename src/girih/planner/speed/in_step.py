@@ -9,7 +9,7 @@ B, T, t, c: as in :mod:`girih.planner.speed.step`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from girih.planner import costs, traffic
 from girih.planner.calibration import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Links
@@ -17,7 +17,7 @@ from girih.planner.costs import BUCKET_BYTES
 from girih.planner.facts import AccessProfile, Facts
 from girih.planner.interleaving import arrange, micro_batches
 from girih.planner.speed.step import BACKWARD, TRAINER_LINK, WIRE, Basis, StepCost
-from girih.planner.traffic import Traffic
+from girih.planner.traffic import Traffic, Wire
 
 
 def local(basis: Basis) -> StepCost:
@@ -28,18 +28,18 @@ def local(basis: Basis) -> StepCost:
     return _in_turn(basis, readings=1.0)
 
 
-def synchronous(basis: Basis, half_of: Collection[str]) -> StepCost:
+def synchronous(basis: Basis, wire: Wire) -> StepCost:
     """Rows from their owners and back (PICASSO §III-A), gradients of a replica summed beside its backward pass.
 
     path = lookups and row updates of all trainers over the cores that they have + exchanges + forward
     + max(backward + last ring, rings) + dense update + step. Each trainer reads all examples and keeps its share.
 
     Args:
-        half_of: "embeddings", "gradients": numbers that travel as float16.
+        wire: the number formats of embeddings and gradients.
     """
     if basis.trainers == 1:
         return local(basis)
-    sent = synchronous_traffic(basis.facts, basis.profile, half_of)
+    sent = synchronous_traffic(basis.facts, basis.profile, wire)
     seconds, num_exchanges = synchronous_seconds(basis.facts, sent, basis.calibration.links)
     num_messages = float((basis.trainers - 1) * num_exchanges)
     exchanged = sum(each for kind, each in seconds.items() if kind != "dense")
@@ -53,14 +53,14 @@ def synchronous(basis: Basis, half_of: Collection[str]) -> StepCost:
     return cost.adding(work_s={WIRE: wire_s}, path_s={WIRE: exchanged}, busy_s={TRAINER_LINK: busy_s})
 
 
-def synchronous_traffic(facts: Facts, profile: AccessProfile, half_of: Collection[str]) -> Traffic:
-    """Bytes that a trainer sends per step; ``half_of`` as in :func:`synchronous`."""
+def synchronous_traffic(facts: Facts, profile: AccessProfile, wire: Wire) -> Traffic:
+    """Bytes that a trainer sends per step; ``wire`` as in :func:`synchronous`."""
     return traffic.synchronous(
         facts.num_trainers,
         keys=profile.keys_of_share,
         numbers=profile.numbers_of_share,
         parameters=facts.model.num_parameters,
-        half_of=half_of,
+        wire=wire,
     )
 
 

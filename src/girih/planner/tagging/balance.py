@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from girih.errors import ConfigError
 from girih.planner.operators import DisjointSets
 from girih.planner.tagging.components import divide
-from girih.planner.tagging.group import HierarchicalGroup
+from girih.planner.tagging.group import HierarchicalGroup, gigabytes
 from girih.planner.tagging.index import Index, device_name
 from girih.planner.tagging.ledger import Load
 from girih.planner.tagging.refine import Move
-from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, TaggingRule, by_rules
+from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, by_rules
 
 
 def balanced(index: Index, on_servers: Sequence[bool], group: HierarchicalGroup) -> list[int]:
@@ -72,15 +72,15 @@ def check_parameters(index: Index, group: HierarchicalGroup) -> None:
         if bundle.movable and taken > largest:
             raise ConfigError(
                 f"strategy: hierarchical: operator {operator.name!r} ({operator.kind}) fits nowhere: its parameters take"
-                f" {_gigabytes(taken)} {held}, a group server has {_gigabytes(largest)};"
+                f" {gigabytes(taken)} {held}, a group server has {gigabytes(largest)};"
                 " set split_fc = true, which cuts fully connected layers, or nets lower, or give servers more memory"
             )
     total = sum(bundle.parameter_bytes for bundle in index.bundles if bundle.movable) * copies
     room = sum(math.inf if limit is None else limit for limit in limits)
     if total > room:
         raise ConfigError(
-            f"strategy: hierarchical: the dense half's parameters take {_gigabytes(total)} {held},"
-            f" the {len(limits)} servers of a group have {_gigabytes(room)}; set servers_per_group to at least"
+            f"strategy: hierarchical: the dense half's parameters take {gigabytes(total)} {held},"
+            f" the {len(limits)} servers of a group have {gigabytes(room)}; set servers_per_group to at least"
             f" {math.ceil(total / largest)}, or nets lower"
         )
 
@@ -116,9 +116,9 @@ def check_memory(
         else "nets or data.batch_size lower, or trainers_per_group higher"
     )
     raise ConfigError(
-        f"strategy: hierarchical: {device_name(fullest)} would take {_gigabytes(load.memory_bytes)} and has"
-        f" {_gigabytes(limit)}: operator {index.operators[largest].name!r} ({index.operators[largest].kind}) takes"
-        f" {_gigabytes(taken(largest))} of it{', and no placement was found that fits' if searched else ''};"
+        f"strategy: hierarchical: {device_name(fullest)} would take {gigabytes(load.memory_bytes)} and has"
+        f" {gigabytes(limit)}: operator {index.operators[largest].name!r} ({index.operators[largest].kind}) takes"
+        f" {gigabytes(taken(largest))} of it{', and no placement was found that fits' if searched else ''};"
         f" set {found_it}{mend}"
     )
 
@@ -146,10 +146,6 @@ def _held(group: HierarchicalGroup) -> str:
     return f"with optimizer state and the gradient{'s' if nets > 1 else ''} of {nets} net{'s' if nets > 1 else ''}"
 
 
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.3g} GB"
-
-
 @dataclass(frozen=True, slots=True)
 class InitialPlacement:
     """A placement before refinement, or what came of it.
@@ -166,9 +162,9 @@ class InitialPlacement:
     moves: tuple[Move, ...] = ()
 
 
-def ruled(index: Index, group: HierarchicalGroup, rules: Sequence[TaggingRule]) -> InitialPlacement:
+def ruled(index: Index, group: HierarchicalGroup) -> InitialPlacement:
     """Rules say what goes to servers, its components are spread by bytes of parameters (HT §3.2.1)."""
-    on_servers, reasons = by_rules(index, rules)
+    on_servers, reasons = by_rules(index)
     return InitialPlacement("rules", balanced(index, on_servers, group), reasons)
 
 

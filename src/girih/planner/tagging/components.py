@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from girih.planner.operators import DisjointSets, OperatorGraph, Tagging
 from girih.planner.tagging.index import Index
@@ -139,18 +140,7 @@ def _stages(index: Index, part: Sequence[int], num_parts: int) -> list[int]:
         for consumer in readers:
             if nodes[producer] != nodes[consumer]:
                 before[nodes[consumer]].add(nodes[producer])
-    after: dict[int, list[int]] = {node: [] for node in before}
-    for node, needed in before.items():
-        for each in needed:
-            after[each].append(node)
-    missing = {node: len(needed) for node, needed in before.items()}
-    stages = dict.fromkeys(before, 0)
-    ready = [node for node, count in missing.items() if not count]
-    while ready:
-        node = ready.pop()
-        for reader in after[node]:
-            stages[reader] = max(stages[reader], stages[node] + (1 if node > 0 else 0))
-            missing[reader] -= 1
-            if not missing[reader]:
-                ready.append(reader)
+    stages: dict[int, int] = {}
+    for node in TopologicalSorter(before).static_order():
+        stages[node] = max((stages[each] + (each > 0) for each in before[node]), default=0)
     return [0, *(stages[number] for number in range(1, 1 + num_parts))]

@@ -130,3 +130,8 @@ def held_copies(parameter_copies: float, nets: int, *, averaged: bool) -> float:
         nets: that compute on it at once. averaged: whether there are other copies.
     """
     return max(2.0, parameter_copies) - 1 + nets + (AVERAGED if averaged else 0.0)
+
+
+def gigabytes(size: float) -> str:
+    """A size for people."""
+    return f"{size / 1e9:,.3g} GB"

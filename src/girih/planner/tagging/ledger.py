@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from girih.planner.operators import Edge, OperatorGraph, Tagging
+from girih.planner.operators import Edge
 from girih.planner.tagging.components import divide
 from girih.planner.tagging.group import HierarchicalGroup
-from girih.planner.tagging.index import Index, device_name
+from girih.planner.tagging.index import Index
 
 CPU, NETWORK, MEMORY = "cpu", "network", "memory"
 
@@ -221,14 +221,6 @@ class Ledger:
         self.from_bytes[home] = _sum(self.from_bytes[home], up, sign)
         for device, size in down.items():
             self.to_bytes[device] = _sum(self.to_bytes[device], size, sign)
-
-
-def loads(graph: OperatorGraph, tagging: Tagging, group: HierarchicalGroup) -> dict[str, Load]:
-    """Device → what it does per example; the operators of a module must be on one device."""
-    index = Index(graph)
-    devices = index.devices(tagging)
-    ledger = Ledger(index, group, [devices[bundle.operators[0]] for bundle in index.bundles])
-    return {device_name(number): load for number, load in enumerate(ledger.exact_loads())}
 
 
 _OperatorOutput = tuple[Bytes, Mapping[int, Bytes]]

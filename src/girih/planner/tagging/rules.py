@@ -104,7 +104,7 @@ _BETWEEN = "no rule keeps it on trainers"
 NOT_MOVABLE = "it cannot be moved"
 
 
-def by_rules(index: Index, rules: Sequence[TaggingRule] = RULES) -> tuple[list[bool], list[str]]:
+def by_rules(index: Index) -> tuple[list[bool], list[str]]:
     """Whether each operator goes to a server, and why: rules are applied until none applies any more.
 
     A bundle stays on trainers where a rule keeps each of its operators.
@@ -126,7 +126,7 @@ def by_rules(index: Index, rules: Sequence[TaggingRule] = RULES) -> tuple[list[b
         changed = False
         for number in [*open_bundles, *reversed(open_bundles)]:  # along the data, and against it
             operators = index.bundles[number].operators
-            kept = [_rule_for(index, operator, on_servers, rules) for operator in operators]
+            kept = [_rule_for(index, operator, on_servers) for operator in operators]
             if on_servers[operators[0]] and all(kept):
                 changed = True
                 for operator, rule in zip(operators, kept, strict=True):
@@ -134,7 +134,7 @@ def by_rules(index: Index, rules: Sequence[TaggingRule] = RULES) -> tuple[list[b
     return on_servers, reasons
 
 
-def _rule_for(index: Index, operator: int, on_servers: Sequence[bool], rules: Sequence[TaggingRule]) -> str:
+def _rule_for(index: Index, operator: int, on_servers: Sequence[bool]) -> str:
     """The first rule that keeps an operator on trainers, as a reason; empty where none does."""
     around = surroundings_of(index, operator, on_servers)
-    return next((f"{rule.name}: {rule.reason}" for rule in rules if rule.keeps(around)), "")
+    return next((f"{rule.name}: {rule.reason}" for rule in RULES if rule.keeps(around)), "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,7 +27,6 @@ from girih.planner.tagging.ledger import (
     utilization,
 )
 from girih.planner.tagging.refine import SHARED_CORES, Move, refine
-from girih.planner.tagging.rules import RULES, TaggingRule
 
 How = Literal["refined", "rules", "none"]
 EFFORT = 15_000_000
@@ -66,7 +65,6 @@ def tag(
     group: HierarchicalGroup,
     *,
     how: How = "refined",
-    rules: Sequence[TaggingRule] = RULES,
     effort: int = EFFORT,
     tagging: Tagging | None = None,
 ) -> Tagged:
@@ -94,7 +92,7 @@ def tag(
     elif how == "none":
         start = dealt(index, group)
     else:
-        start = ruled(index, group, rules)
+        start = ruled(index, group)
     searched = how == "refined" and tagging is None
     if searched and group.servers:
         start = _refined(index, group, start, iter(range(effort // max(1, len(index.operators)))))

@@ -24,7 +24,7 @@ CODECS = {
         CodecCost(name="topk", number_bytes=6, share=0.1),
     )
 }
-"""The codecs of :mod:`girih.comm.codecs` by the bytes that they send."""
+"""The codecs of :mod:`girih.comm.codecs.tensors` by the bytes that they send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

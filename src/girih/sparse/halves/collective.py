@@ -355,8 +355,6 @@ class CollectiveSparse(ExchangingSparse[RoutedKeys, CpuServed]):
         )
         between = self._part or ranks
         grouped = 1 < len(set(hosts)) < len(hosts)
-        between = self._part or ranks
-        grouped = 1 < len(set(hosts)) < len(hosts)
         self.exchange = BetweenHosts(between, hosts) if grouped else DirectExchange(between)
         shards, threaded = self._shards, several and ranks.size > 1
         self.routed = [

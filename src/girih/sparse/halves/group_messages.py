@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from girih.comm.codecs import rows as value_codec
+from girih.comm.codecs import rows as row_codecs
 from girih.comm.group import TrainerGroup
 from girih.comm.group.exchange import Counts, DirectExchange, Passage
 from girih.kernels.buffers import Buffers
@@ -71,7 +71,7 @@ class RowCodec:
         num_rows, dim = rows.shape
         out = rows.new_empty((num_rows, self.width(dim)), dtype=self.dtype) if out is None else out
         if rows.device.type == "cpu":
-            shrunk, factors = value_codec.shrink(rows.numpy())
+            shrunk, factors = row_codecs.shrink(rows.numpy())
             halves, bits = torch.from_numpy(shrunk), torch.from_numpy(factors.view(np.float16))
         else:
             halves, scales = scaled_halves(rows)
@@ -86,7 +86,7 @@ class RowCodec:
         halves, scales = packed[:, :-_SCALE_HALVES], packed[:, -_SCALE_HALVES:]
         scales = scales.clone(memory_format=torch.contiguous_format).view(torch.float32)
         if packed.device.type == "cpu":
-            return torch.from_numpy(value_codec.grow(halves.numpy(), scales.numpy()))
+            return torch.from_numpy(row_codecs.grow(halves.numpy(), scales.numpy()))
         return grown(halves, scales)
 
 

@@ -1,1 +1,1 @@
-"""Rows in GPU memory, with the semantics of those in DRAM; needs torch and triton."""
+"""Rows in GPU memory, with the same semantics as in DRAM. Needs torch and triton."""

@@ -1,4 +1,7 @@
-"""Which rows of a table in GPU memory leave: the least used, or the oldest, without a look at all rows for each."""
+"""Queues of the rows that leave a table in GPU memory: the least used or the oldest.
+
+They avoid a search of all rows each time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _NEVER = 2**63 - 1
 
 
 class LeastUsed:
-    """The rows of one table in the order in which they leave: the least counted first, ties by last use, then by age.
+    """The rows of one table in the order in which they leave: lowest count first, ties by last use, then by age.
 
     Args:
         table: its number.
@@ -28,12 +31,15 @@ class LeastUsed:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of the queue: rows were replaced."""
+        """Empties the queue, because rows were replaced."""
         self._rows: Tensor | None = None
         self._bound: Tensor | None = None
 
     def note(self, num_free: int) -> None:
-        """Remembers which numbers came off the free list, where ``num_free`` are left; to be called before others are put there."""
+        """Records the row numbers that were taken off the free list, of which ``num_free`` are left.
+
+        Call it before other numbers are put on the list.
+        """
         if self._rows is None:
             return
         free = self._memory.free
@@ -41,11 +47,14 @@ class LeastUsed:
         self._made.append(free[num_free:before])
         self._num_made += before - num_free
         self._free, self._num_free = free, num_free
-        if self._num_made > max(_LEAST, self._ever):  # a look at all rows costs no more
+        if self._num_made > max(_LEAST, self._ever):  # a search of all rows costs no more
             self.forget()
 
     def first(self, wanted: int, step: int) -> Tensor:
-        """The least used rows that were not used in ``step``, int32[·]: ``wanted``, or all that there are. Waits for the GPU."""
+        """Returns the ``wanted`` least used rows, or fewer, that were not used in ``step``, int32[·].
+
+        Waits for the GPU.
+        """
         words = self._memory.words.tolist()
         num_free, ever = words[counting.NUM_FREE], words[counting.ROWS_EVER]
         self.note(num_free)
@@ -59,7 +68,7 @@ class LeastUsed:
         return rows[:wanted]
 
     def _look(self, wanted: int, step: int, num_free: int, ever: int) -> None:
-        """Fills the queue from all rows, and sets the bound: None where all rows of the table are below."""
+        """Fills the queue from all rows, and sets the bound: None if the queue has all rows of the table."""
         meta = self._memory.meta_of(None)
         rows = torch.nonzero(meta.tables == self._table).squeeze(1)
         row_meta = meta.taken(rows)
@@ -74,7 +83,10 @@ class LeastUsed:
         self._free, self._num_free = self._memory.free, num_free
 
     def _below(self, step: int, ever: int) -> Tensor:
-        """The rows below the bound that may leave, in order; those below it, whether or not they may, are the queue from now on."""
+        """Returns the rows below the bound that may leave, in order.
+
+        All rows below the bound are the queue from now on, including rows that may not leave.
+        """
         device = self._memory.device
         new = torch.arange(self._ever, ever, dtype=torch.int32, device=device)
         queue = [] if self._rows is None else [self._rows]
@@ -92,7 +104,7 @@ class LeastUsed:
 
 
 def _uses(meta: counting.Meta) -> Tensor:
-    """int64[·] by which rows leave, before their age."""
+    """Returns the numbers by which rows leave, before their age, int64[·]."""
     return meta.counts.long() * (1 << 31) + meta.last_used.long()
 
 
@@ -108,15 +120,15 @@ class Oldest:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of the queue: rows were replaced."""
+        """Empties the queue, because rows were replaced."""
         self._rows = torch.empty(0, dtype=torch.int32, device=self._memory.device)
         self._stamps = torch.empty(0, dtype=torch.int64, device=self._memory.device)
 
     def first(self, count: int, least: int) -> tuple[Tensor, counting.Meta]:
-        """The oldest rows and their meta: waits for the GPU.
+        """Returns the oldest rows and their meta. Waits for the GPU.
 
         Returns:
-            int32[·], at most ``count`` rows, and at least ``least`` where there are so many.
+            int32[·], at most ``count`` rows, and at least ``least`` if the table has that many.
         """
         rows, meta = self._unchanged(count)
         if len(rows) < least:
@@ -125,7 +137,7 @@ class Oldest:
         return rows, meta
 
     def _unchanged(self, count: int) -> tuple[Tensor, counting.Meta]:
-        """As :meth:`first`, of the queue; drops what is behind the head and was used or left."""
+        """Returns the result of :meth:`first` from the queue alone. Drops used or left rows at its head."""
         asked, end = 2 * count, len(self._rows)
         while True:
             rows = self._rows[:asked]

@@ -1,8 +1,8 @@
-"""One shard's arrays in GPU memory, and how they grow: rows by further chunks, the index anew.
+"""One shard's arrays in GPU memory, and their growth. Rows grow by more chunks, and the index is rebuilt.
 
-Rows never move. An index that is half full, slots that were left included, is made anew of the records, twice as large where
-it must be: one pass over them, while which nothing else runs. The host knows how full both are up to what the last calls may have
-added, so that it waits for the GPU where memory may be short, and nowhere else.
+Rows never move. When the index is half full, counting slots of removed keys, it is rebuilt from the records, twice as
+large if necessary. The rebuild is one pass over the records, and nothing else runs during it. The host knows upper
+bounds for the number of rows and index entries. So it waits for the GPU only if memory might run out.
 
 Shapes: V 32-bit words of a record, C slots of the index, T tables.
 """
@@ -31,7 +31,7 @@ from girih.store.spec import LAST_STEP, Longs
 
 
 class RecordSave(Protocol):
-    """A save that is under way; see :class:`girih.store.gpu.gpu_save.GpuSave`."""
+    """A running save; see :class:`girih.store.gpu.gpu_save.GpuSave`."""
 
     is_copying: bool
     num_bytes: int
@@ -42,19 +42,20 @@ class RecordSave(Protocol):
 
 _MOST_CHUNKS = 1 << 16
 _MOST_ROWS = 1 << 31
-_HEADROOM_BYTES = 1 << 30  # left for what a step needs beside its rows
+_HEADROOM_BYTES = 1 << 30  # left for a step's memory other than rows
 
 
 class RecordChunks:
-    """Owns the memory of records.
+    """The memory of records.
 
     Args:
-        num_words: V. chunk_bytes: about how much a chunk takes. most_rows: bounds the records; None leaves that to memory.
-        device: where it is to be.
+        num_words: V. chunk_bytes: the approximate size of a chunk. most_rows: limits the records; None limits them
+            only by memory.
+        device: the device for the memory.
 
     Attributes:
-        device: where it is.
-        chunk_bits, stride: records of a chunk, as a power of two, and words from one to the next.
+        device: the device of the memory.
+        chunk_bits, stride: records of a chunk, as a power of two, and words from one record to the next.
         chunks: int64[·], the address of each chunk.
     """
 
@@ -68,20 +69,20 @@ class RecordChunks:
 
     @property
     def capacity(self) -> int:
-        """Records that there is memory for."""
+        """The number of records that fit into the claimed memory."""
         return min(len(self._records) << self.chunk_bits, self._most)
 
     @property
     def record_bytes(self) -> int:
-        """From one record to the next."""
+        """The distance from one record to the next in bytes."""
         return 4 * self.stride
 
     def claim(self, rows: int) -> None:
-        """Claims chunks until there is memory for ``rows``, or no more beside what a step needs."""
+        """Claims chunks until ``rows`` fit, or until only the memory that a step needs is left."""
         size = self.record_bytes << self.chunk_bits
         while self.capacity < min(rows, self._most):
             if self.device.type == "cuda" and _free_bytes(self.device) < size + _HEADROOM_BYTES:
-                return  # there may be more later
+                return  # memory may be free later
             try:
                 chunk = torch.empty(1 << self.chunk_bits, self.stride, dtype=torch.int32, device=self.device)
             except torch.OutOfMemoryError:
@@ -91,7 +92,7 @@ class RecordChunks:
             self._records.append(chunk)
 
     def copy(self, rows: Tensor, values: Tensor, *, fills: bool = False, numbered: bool = False) -> None:
-        """See :func:`girih.kernels.gpu.layout.copy_words`; launched on the current stream."""
+        """Copies records; see :func:`girih.kernels.gpu.layout.copy_words`. Launched on the current stream."""
         num_words = values.shape[1] - numbered
         width = jit.columns_of(num_words)
         jit.launch(
@@ -100,21 +101,21 @@ class RecordChunks:
         )  # fmt: skip
 
     def upto(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
-        """(first row, int32[·, V] of the rows of a chunk), of the first ``rows_ever``."""
+        """Yields (first row, int32[·, V] of the rows of a chunk) for the first ``rows_ever`` rows."""
         for number, chunk in enumerate(self._records):
             first = number << self.chunk_bits
             if first < rows_ever:
                 yield first, chunk[: rows_ever - first]
 
     def close(self) -> None:
-        """Frees the memory, once no stream uses it."""
+        """Frees the memory when no stream uses it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._records.clear()
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Bytes that the device has free, or that torch keeps and nothing uses."""
+    """Returns the bytes that are free on the device, or reserved by torch but unused."""
     free: int = torch.cuda.mem_get_info(device)[0]
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
@@ -123,22 +124,22 @@ _FIRST_SLOTS = 1 << 10
 
 
 class GpuMemory(TableCounts):
-    """Owns a shard's memory.
+    """The memory of one shard on a GPU.
 
     Attributes:
-        device: where it is.
+        device: the device of the memory.
         rows: the records.
-        chunk_bits, stride, chunks: theirs, for kernels.
+        chunk_bits, stride, chunks: the attributes of ``rows``, for kernels.
         slots: int64[C + SPARE], the index.
         words: int64[4]: see :mod:`girih.kernels.gpu.counting`.
-        tables: int64[T, 16], counters by table, as the CPU's arrays have them.
+        tables: int64[T, 16], counters by table, in the same columns as on the CPU.
         cells: int32[·], the counting Bloom filters.
-        free: int32[·], free rows; the first ``words[NUM_FREE]`` are.
-        calls: how many calls have marked rows as used.
-        peeks: int64[2], keys that groups peeked at, and those of them that had no row.
+        free: int32[·], numbers of free rows; only the first ``words[NUM_FREE]`` are valid.
+        calls: the number of calls that marked rows as used.
+        peeks: int64[2], keys that groups peeked at, and how many of them had no row.
         last_step: the largest step seen.
         lock: held while rows change.
-        saving: what keeps records as a save needs them; None while there is no save.
+        saving: keeps records for a running save; None without a save.
     """
 
     def __init__(self, row_layout: RowLayout, num_tables: int, options: Gpu) -> None:
@@ -151,7 +152,7 @@ class GpuMemory(TableCounts):
         self.chunk_bits, self.stride = self.rows.chunk_bits, self.rows.stride
         self.tables = torch.zeros(num_tables, at.TABLE_COLUMNS, dtype=torch.int64, device=self.device)
         self.cells = torch.zeros(max(1, row_layout.num_cells), dtype=torch.int32, device=self.device)
-        # rows leave before others take theirs, so that tables have no more than this together
+        # rows leave before new rows take their place, so all tables together never have more rows than this
         self._bounds: list[int] = row_layout.kernel.rules[:, at.MAX_ROWS].tolist()
         self._most_rows = sum(self._bounds)
         self.peeks = torch.zeros(2, dtype=torch.int64, device=self.device)
@@ -160,42 +161,42 @@ class GpuMemory(TableCounts):
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all rows, counters and Bloom filters; memory of rows stays."""
+        """Forgets all rows, counters and Bloom filters. Keeps the memory of rows."""
         self.words = torch.zeros(4, dtype=torch.int64, device=self.device)
         self.slots = torch.zeros(_FIRST_SLOTS + jit.SPARE, dtype=torch.int64, device=self.device)
         self.free = torch.empty(0, dtype=torch.int32, device=self.device)
         self.tables.zero_()
         self.cells.zero_()
         self.calls, self.last_step = 0, 0
-        self._ever, self._added = 0, 0  # at most so many
+        self._ever, self._added = 0, 0  # upper bounds
         self._reports: deque[tuple[torch.cuda.Event | None, Tensor, int]] = deque()
-        self._asked = 0  # keys that all calls together may have added
+        self._asked = 0  # keys that all calls may have added
 
     @property
     def capacity(self) -> int:
-        """Rows that there is memory for."""
+        """The number of rows that fit into the claimed memory."""
         return self.rows.capacity
 
     @property
     def num_slots(self) -> int:
-        """C."""
+        """The number of slots, C."""
         return len(self.slots) - jit.SPARE
 
     def known(self) -> Longs:
-        """int64[4], ``words`` as they are now: waits for the GPU."""
+        """Returns the current ``words``, int64[4]. Waits for the GPU."""
         words: Longs = self.words.cpu().numpy()
         self._ever, self._added = int(words[counting.ROWS_EVER]), int(words[counting.ADDED])
         self._reports.clear()
         return words
 
     def make_room(self, more: int) -> int:
-        """Makes room for ``more`` rows to be made; returns for how many there is, fewer where memory ends."""
+        """Makes room for ``more`` rows. Returns the number of rows that fit, which is lower if memory runs out."""
         self._read_reports()
         room, are_few = more, self.capacity < self._most_rows
         if (are_few and self._ever + more > self.capacity) or 2 * (self._added + more) > self.num_slots:
             words = self.known()
             free = int(words[counting.NUM_FREE])
-            # for the next calls too, before which the GPU may not have told of this one
+            # also for the next calls, because the GPU may report this call only after them
             self.rows.claim(min(self._ever + 3 * more - free, self._most_rows))
             if self.capacity < self._most_rows:
                 room = min(more, self.capacity - self._ever + free)
@@ -205,7 +206,7 @@ class GpuMemory(TableCounts):
         return room
 
     def report_counts(self) -> None:
-        """Has the GPU report how many rows were added so far."""
+        """Asks the GPU to report the number of rows added so far."""
         if self.device.type == "cpu":
             self._reports.append((None, self.words.clone(), self._asked))
             return
@@ -214,29 +215,32 @@ class GpuMemory(TableCounts):
         self._reports.append((reached(self.device), copy, self._asked))
 
     def meta_of(self, rows: Tensor | None) -> counting.Meta:
-        """The meta of some rows, int32[·], or of all that were ever made: waits for the GPU."""
+        """Returns the meta of some rows, int32[·], or of all rows ever made. Waits for the GPU."""
         chosen = int(self.words[counting.ROWS_EVER]) if rows is None else rows
         return counting.read_meta(self.chunks, chosen, self.chunk_bits, self.stride)
 
     def records(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
-        """(first row, int32[·, V] of the rows of a chunk that were ever made)."""
+        """Yields (first row, int32[·, V] of the rows of a chunk) for the rows that were ever made."""
         return self.rows.upto(rows_ever)
 
     @property
     def is_copied(self) -> bool:
-        """Whether a save copies records just now, so that whatever writes to some has to :meth:`keep` them before."""
+        """True if a save is copying records, so that writers must :meth:`keep` records before they change them."""
         return self.saving is not None and self.saving.is_copying
 
     def keep(self, rows: Tensor) -> None:
-        """To be called, with the lock held, before rows, int32[·], are written to, none where -1; waits for the GPU during a save."""
+        """Keeps rows, int32[·] (-1 for none), for a running save. Waits for the GPU during a save.
+
+        Call it with the lock held, before the rows change.
+        """
         if self.saving is not None:
             self.saving.keep(rows)
 
     def fill(self, records: NDArray[np.int32], free: Tensor, num_rows: int) -> None:
-        """Replaces all rows by records, int32[·, V], and makes the index of them.
+        """Replaces all rows by records, int32[·, V], and builds their index.
 
         Args:
-            free: int32[·], the records that have no key; num_rows: how many have one.
+            free: int32[·], the records without a key; num_rows: the number of records with a key.
 
         Raises:
             StorageFullError: there is no more memory.
@@ -245,7 +249,7 @@ class GpuMemory(TableCounts):
         self.rows.claim(rows_ever)
         if self.capacity < rows_ever:
             raise self.full()
-        # a table may have come with more rows than it may take
+        # a table may have been loaded with more rows than its limit
         self._most_rows = sum(map(max, self._bounds, self.rows_of_tables()))
         for first, chunk in self.records(rows_ever):
             part = records[first : first + len(chunk)]
@@ -257,14 +261,14 @@ class GpuMemory(TableCounts):
 
     @contextlib.contextmanager
     def changing(self, step: int = 0) -> Iterator[None]:
-        """Remembers the step; one thread changes a shard at a time."""
+        """Stores the step. Only one thread changes a shard at a time."""
         self.last_step = max(self.last_step, step)
         with self.lock:
             yield
 
     @contextlib.contextmanager
     def setting(self) -> Iterator[int]:
-        """:meth:`changing` while rows are set; yields the step of that, and counts no reads."""
+        """Locks like :meth:`changing` while rows are set. Yields the step of the setting, and counts no reads."""
         with self.changing():
             before = self.tables[:, READS]
             yield min(self.last_step + 1, LAST_STEP)
@@ -281,16 +285,19 @@ class GpuMemory(TableCounts):
         return int(self.words[counting.NUM_ROWS])
 
     def table_counts(self) -> Longs:
-        """See :class:`girih.store.memory.shard_memory.TableCounts`; waits for the GPU."""
+        """Returns the counters by table, as in :class:`~girih.store.memory.shard_memory.TableCounts`. Waits for the GPU."""
         counts: Longs = self.tables.cpu().numpy()
         return counts
 
     def counts(self) -> Tensor:
-        """int64[16T + 6], a copy of all that is counted on the device, as :meth:`counters_of` takes it; waits for nothing."""
+        """Returns a copy of all counts on the device for :meth:`counters_of`, int64[16T + 6].
+
+        Waits for nothing.
+        """
         return torch.cat([self.tables.reshape(-1), self.words, self.peeks])
 
     def counters_of(self, counts: Longs) -> dict[str, int]:
-        """:meth:`counters`, ``rows``, ``peeks`` and ``absent``, at the time of a copy."""
+        """Returns :meth:`counters`, ``rows``, ``peeks`` and ``absent`` at the time of a copy."""
         of_tables, words, (peeks, absent) = np.split(
             counts, np.cumsum([self.tables.numel(), len(self.words)])
         )
@@ -302,7 +309,7 @@ class GpuMemory(TableCounts):
         }
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part."""
+        """Returns bytes ``used`` and ``reserved`` by part."""
         rows = 4 * self.stride * self.capacity
         parts = {
             "rows": (4 * self.stride * int(self.words[counting.ROWS_EVER]), rows),
@@ -314,7 +321,7 @@ class GpuMemory(TableCounts):
         return {part: {"used": used, "reserved": reserved} for part, (used, reserved) in parts.items()}
 
     def close(self) -> None:
-        """Lets go of the memory; a save that is not done copying ends."""
+        """Releases the memory. Ends a save that is still copying."""
         if self.saving is not None:
             self.saving.close()
         self._closed = True
@@ -322,7 +329,7 @@ class GpuMemory(TableCounts):
         self.slots = torch.zeros(jit.SPARE + 1, dtype=torch.int64, device=self.device)
 
     def _read_reports(self) -> None:
-        """Reads the reports that have come from the GPU."""
+        """Reads the reports that have arrived from the GPU."""
         while self._reports and (self._reports[0][0] is None or self._reports[0][0].query()):  # type: ignore[no-untyped-call]
             _, counts, num_asked = self._reports.popleft()
             words, since = counts.numpy(), self._asked - num_asked
@@ -330,17 +337,17 @@ class GpuMemory(TableCounts):
             self._added = int(words[counting.ADDED]) + since
 
     def full(self) -> StorageFullError:
-        """The error for no more memory."""
+        """Returns the error for full memory."""
         return StorageFullError(
             f"GPU memory: no room for more than {self.capacity:,} rows of {4 * self.stride} bytes in this shard; bound the"
             " tables by max_rows, or use tiers = ['dram']"
         )
 
     def _rebuild_index(self, num_rows: int) -> None:
-        """Makes the index of the records, with room for ``num_rows`` at a load of a quarter to a half.
+        """Builds the index from the records, with room for ``num_rows`` at a load of 1/4 to 1/2.
 
         Raises:
-            StorageFullError: there is no memory for it; the index holds what it held.
+            StorageFullError: there is no memory for the index. The index is unchanged.
         """
         num_slots = max(_FIRST_SLOTS, 1 << (4 * num_rows - 1).bit_length())
         try:
@@ -354,7 +361,7 @@ class GpuMemory(TableCounts):
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy of an array on a device, which does not wait for it."""
+    """Returns a copy of an array on a device. Does not wait for the copy."""
     tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if device.type == "cpu":
         return tensor.clone()
@@ -371,7 +378,7 @@ def reached(device: torch.device) -> torch.cuda.Event | None:
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:
-    """An array of the host, for which it waits: until what its stream was given so far is done."""
+    """Returns an array on the host, after waiting for all work on the current stream."""
     if tensor.device.type == "cpu":
         array: NDArray[Any] = tensor.numpy()
         return array

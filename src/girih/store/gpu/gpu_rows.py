@@ -1,8 +1,8 @@
-"""The keys that have rows in GPU memory: they come when they are read for training, and go when they expire or are evicted.
+"""The keys that have rows in GPU memory. Keys get rows when training reads them, and lose rows by expiry or eviction.
 
-What a call does to rows that others have is decided as by :class:`girih.store.rows.row_table.RowTable`: in the order of its
-keys. Where no table may be full and no row may have expired, nothing here waits for the GPU. What leaves is found in a queue
-(:mod:`girih.store.gpu.eviction`).
+A call decides in the order of its keys, like :class:`girih.store.rows.row_table.RowTable`. If no table can be full
+and no row can have expired, nothing here waits for the GPU. Queues (:mod:`girih.store.gpu.eviction`) give the rows
+that leave.
 
 Shapes: U unique keys, R rows ever made, T tables.
 """
@@ -26,14 +26,14 @@ from girih.store.rows.row_table import LFU_SHARE, moments
 from girih.store.spec import Ints, Longs
 
 _KEYS_AT_ONCE = 256
-_AT_ONCE = 64  # rows at the head that are asked first whether they have expired
+_AT_ONCE = 64  # rows at the head that are first checked for expiry
 
 
 class GpuRows:
     """The rows of a shard's keys.
 
     Args:
-        kernels: those of the shard's records.
+        kernels: the kernels for the shard's records.
         clock: seconds since 1970, for tables whose rows expire after some seconds.
     """
 
@@ -54,19 +54,19 @@ class GpuRows:
         self._oldest = {table: Oldest(memory, table) for table in np.flatnonzero(listed).tolist()}
         least = np.flatnonzero(eviction == at.EVICT_LFU).tolist()
         self._least_used = {table: LeastUsed(memory, table) for table in least}
-        # no row of a table was used last before this moment
+        # no row of a table was last used before this moment
         self._none_before = np.full(len(self._rules), np.iinfo(np.int64).min)
         self._admits_all = bool((self._rules[:, at.ADMISSION] == at.ADMIT_ALL).all())
-        self._most_rows = np.zeros(len(self._rules), np.int64)  # of each table, at most
+        self._most_rows = np.zeros(len(self._rules), np.int64)  # upper bound for each table
 
     def read(self, keys: DeviceKeys, step: int, *, forced: bool = False) -> tuple[Tensor, Tensor]:
-        """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
+        """Marks rows as used. Makes rows for new keys that are admitted, or for all new keys if ``forced``.
 
         Returns:
-            int32[n], where the rows are, -1 for none; int64[n], where the columns of each key lie until the next call.
+            int32[n], row numbers, -1 for none; int64[n], the address of each key's columns until the next call.
 
         Raises:
-            StorageFullError: no memory for more rows; the keys before were served.
+            StorageFullError: no memory for more rows. All keys before this point were served.
         """
         memory = self._memory
         now = moments(self._rules, step, self._clock)
@@ -95,12 +95,12 @@ class GpuRows:
             memory.tables,
         )  # fmt: skip
         counting.number_rows(takes, memory.free, memory.words, rows)
-        memory.keep(rows)  # free ones that are used again
+        memory.keep(rows)  # free rows that are used again
         self._launch(
             lookup.make_rows, len(keys), memory.slots, memory.num_slots, memory.chunks, keys.ids, keys.tables,
             keys.counts, keys.num, moment, memory.calls, step, rows, takes=takes,
         )  # fmt: skip
-        # unless some were turned away, every key has a row now
+        # every key has a row now, unless some keys were refused
         addresses = self._kernels.begin(keys, rows, takes, all_there=takes is is_new)
         memory.report_counts()
         if short:
@@ -117,7 +117,7 @@ class GpuRows:
         return self._find(keys, None, marks=False)[0]
 
     def drop(self, rows: Ints | Tensor) -> int:
-        """Removes rows, each named once, none where -1; returns how many there were."""
+        """Removes rows and returns how many. Each row occurs once, and -1 stands for no row."""
         memory = self._memory
         there = rows if isinstance(rows, Tensor) else to_device(rows, memory.device)
         there = there[there >= 0].contiguous()
@@ -164,7 +164,7 @@ class GpuRows:
         return admitted
 
     def forget(self) -> None:
-        """Takes nothing for granted of tables: their rows were replaced."""
+        """Forgets all assumptions about tables, because their rows were replaced."""
         self._most_rows[:] = at.UNLIMITED
         self._none_before[:] = np.iinfo(np.int64).min
         for oldest in self._oldest.values():
@@ -173,7 +173,10 @@ class GpuRows:
             queue.forget()
 
     def _bounded_by_rows(self, keys: DeviceKeys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
-        """Keeps, of the admitted keys, those that bounded tables have room for; also returns how many rows left for them."""
+        """Keeps the admitted keys that bounded tables have room for.
+
+        Also returns the number of rows that left for them.
+        """
         memory, most = self._memory, self._rules[:, at.MAX_ROWS]
         if (self._most_rows + keys.most <= most)[self._bounded].all():
             self._most_rows += keys.most
@@ -205,7 +208,10 @@ class GpuRows:
         return admitted, left
 
     def _leaving(self, table: int, surplus: int, step: int) -> Tensor:
-        """The rows that leave a full table for ``surplus`` keys, int32[·]: never one that this call uses."""
+        """Returns the rows that leave a full table for ``surplus`` keys, int32[·].
+
+        Never includes a row that this call uses.
+        """
         rule = self._rules[table]
         if rule[at.EVICTION] == at.EVICT_LFU:
             share = max(1, int(rule[at.MAX_ROWS]) // LFU_SHARE)
@@ -213,11 +219,11 @@ class GpuRows:
         rows, meta = self._oldest[table].first(surplus, surplus)
         this_call = meta.stamps >> 32 >= self._memory.calls
         allowed = ~this_call if rule[at.IN_SECONDS] else meta.last_used < step
-        # rows leave from the oldest on, up to the first that may not
+        # rows leave from the oldest on, up to the first row that may not leave
         return rows[: int(torch.cumprod(allowed.long(), 0).sum())]
 
     def _expire(self, now: Longs) -> None:
-        """Removes rows that were not used for long enough, oldest first; looks only where the oldest may be one."""
+        """Removes rows that were not used for too long, oldest first. Searches only if the oldest may have expired."""
         for table in self._expiring:
             latest, count = int(now[table]) - int(self._rules[table, at.TTL]), _AT_ONCE
             while latest > self._none_before[table]:
@@ -227,12 +233,12 @@ class GpuRows:
                     self._take_out(rows[:num], at.EXPIRED, meta.tables[:num])
                 if num < len(rows):
                     self._none_before[table] = int(meta.last_used[num])
-                elif not len(rows):  # none is left, and new ones are used from now on
+                elif not len(rows):  # no row is left, and new rows are used from now on
                     self._none_before[table] = int(now[table])
                 count *= 4
 
     def _take_out(self, rows: Tensor, column: int, tables: Tensor) -> None:
-        """Takes rows, int32[·], from their keys, and counts them by their tables, int32[·]."""
+        """Removes rows, int32[·], from their keys, and counts them by their tables, int32[·]."""
         memory = self._memory
         memory.keep(rows)
         index.remove(memory.slots, memory.chunks, rows, memory.chunk_bits, memory.stride)

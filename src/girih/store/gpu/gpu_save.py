@@ -1,15 +1,17 @@
-"""The records of a shard on their way from GPU memory to the host, as they were at one moment, while verbs go on.
+"""Copies the records of a shard at one moment from GPU memory to the host, while verbs run.
 
-    rows 0 … R (pieces of 16 MB)                  copied by a thread, on a stream of its own, in order
+    rows 0 … R (pieces of 16 MB)                  copied by a thread, on a separate stream, in order
     ├── copied ──┼── not yet ──────────────┤
-                        ▲ a verb writes here: the record as it was is copied aside first, once, in GPU memory
-                        8 pieces of 16 MB ──► the thread puts them over what it copies
+                        ▲ a verb writes here: it first copies the old record aside, once, in GPU memory
+                        8 pieces of 16 MB ──► the thread puts them over its copies
 
-A step may change a record while its piece is copied, which is then torn. But whatever changes a record before the host has
-seen its piece arrive keeps it first, and what was kept counts, whichever comes first. So no step waits for a copy, and no copy for
-a step; only a verb that finds all pieces aside in use waits until the thread has emptied one.
+A step may change a record during the copy of its piece, and tear it. But each verb copies a record aside before it
+changes it, unless the host has seen its piece arrive. A record that was kept aside always counts, in any order of
+arrival. So steps do not wait for copies, and copies do not wait for steps. A verb waits only if all pieces aside are
+in use, until the thread has emptied one.
 
-GPU memory: a byte per row, a byte per Bloom cell, 128 MB. On the host: the rows once more, a byte for each, 16 MB pinned.
+GPU memory: a byte per row, a byte per Bloom cell, 128 MB. On the host: the rows once more, a byte for each, 16 MB
+pinned.
 
 Shapes: R rows ever made, V 32-bit words of a record, K rows of a piece.
 """
@@ -39,7 +41,7 @@ _PIECES_ASIDE = 8
 
 
 class _Aside(NamedTuple):
-    """Records that were copied aside: ``rows`` of int32[K, 1 + V], each with its number first; there after the event."""
+    """Records that were copied aside: ``rows`` of int32[K, 1 + V], each after its number. Valid after the event."""
 
     records: Tensor
     rows: int
@@ -47,18 +49,18 @@ class _Aside(NamedTuple):
 
 
 class GpuSave:
-    """A shard as it was when this was made, on its way to the host.
+    """A shard at the moment when this object was made, in transit to the host.
 
-    To be made with the lock of the memory held, on the stream on which verbs run.
+    Create it with the lock of the memory held, on the stream of the verbs.
 
     Args:
-        host: an empty shard on the host, which is filled in; this save's from here on.
+        host: an empty shard on the host. This object owns it and fills it in.
 
     Attributes:
-        num_bytes: GPU memory that it takes.
+        num_bytes: the GPU memory that it takes.
 
     Raises:
-        StorageFullError: there is not as much GPU memory.
+        StorageFullError: not enough GPU memory.
     """
 
     def __init__(self, memory: GpuMemory, host: Values) -> None:
@@ -103,9 +105,9 @@ class GpuSave:
         self._arrived: Future[None] = self._thread.submit(self._copy)
 
     def keep(self, rows: Tensor) -> None:
-        """Copies aside those of rows, int32[·], none where -1, that may not have been copied; waits for the GPU.
+        """Copies rows aside, int32[·] (-1 for none), unless they were copied already. Waits for the GPU.
 
-        To be called before they change, with the lock of the memory held, on the stream on which they will.
+        Call it before the rows change, with the lock of the memory held, on the stream that will change them.
         """
         copied = self._num_copied
         if not self.is_copying or copied >= self._rows_ever or not len(rows):
@@ -118,22 +120,22 @@ class GpuSave:
         self._kept[chosen.long()] = True
         for start in range(0, len(chosen), self._most):
             piece = self._room.get()
-            if piece is None:  # all has arrived, or nobody wants it any more
+            if piece is None:  # all rows have arrived, or the save was closed
                 self._room.put(None)
                 return
             self._copy_aside(chosen[start : start + self._most], piece)
 
     def wait(self) -> Values:
-        """Blocks until all rows are on the host.
+        """Waits until all rows are on the host.
 
         Raises:
-            CheckpointError: it was closed before.
+            CheckpointError: the save was closed before.
         """
         self._arrived.result()
         return self._host
 
     def close(self) -> None:
-        """Ends the save, and lets go of its memory; not to be called with the lock of the memory held."""
+        """Ends the save and frees its memory. Do not hold the lock of the memory."""
         self._is_closed = True
         self._thread.shutdown()
         if self._memory.saving is self:
@@ -141,7 +143,7 @@ class GpuSave:
             self._host.close()
 
     def _begin_host(self, num_rows: int) -> None:
-        """Fills in what does not grow with the rows."""
+        """Fills in the parts whose size does not grow with the rows."""
         memory, host = self._memory, self._host.memory
         host.grow_rows(self._rows_ever)
         arrays = host.arrays
@@ -155,7 +157,7 @@ class GpuSave:
         self._asides.put(_Aside(piece, len(rows), reached(self._device)))
 
     def _copy(self) -> None:
-        """All that the thread does."""
+        """Runs the thread's whole work."""
         on_stream = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         with on_stream:
             try:
@@ -178,7 +180,7 @@ class GpuSave:
                 yield first + start, chunk[start : start + self._most]
 
     def _take_piece(self, first: int, piece: Tensor) -> None:
-        """Copies a piece to the host, but for records of which what was kept is there already."""
+        """Copies a piece to the host, except records that were kept aside and are on the host already."""
         records = self._staged(piece)[:, : self._num_words]
         meta = self._host.memory.arrays.meta[first : first + len(piece)]
         self._num_copied = first + len(piece)
@@ -187,7 +189,7 @@ class GpuSave:
         meta[:] = records
 
     def _take_asides(self) -> None:
-        """Puts what was kept until now over what was copied, or is to be."""
+        """Writes the records kept until now over earlier copies. Later copies skip them."""
         for _ in range(self._asides.qsize()):
             piece, num_rows, ready = self._asides.get()
             if self._stream is not None and ready is not None:
@@ -198,7 +200,7 @@ class GpuSave:
             self._kept_there[records[:, 0]] = True
 
     def _staged(self, there: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-        """A copy on the host of int32[K, ·]; overwritten by the next one."""
+        """Returns a copy on the host of int32[K, ·]. The next call overwrites it."""
         staged = self._pinned[: there.numel()].view(there.shape)
         staged.copy_(there, non_blocking=True)
         if self._stream is not None:
@@ -206,11 +208,11 @@ class GpuSave:
         return staged.numpy()
 
     def _end_copying(self) -> None:
-        """Has verbs keep nothing any more; returns when no stream uses the memory of what they have kept."""
+        """Lets verbs keep no more records. Returns when no stream uses the memory of kept records."""
         self.is_copying = False
         self._room.put(None)
         with self._memory.lock:
-            pass  # a verb that was about to keep something has done so
+            pass  # a verb that was about to keep a record has finished
         self._take_asides()
         self._kept = self._cells = torch.empty(0)
         self._records, self._room = [], queue.SimpleQueue()
@@ -218,7 +220,7 @@ class GpuSave:
         self.num_bytes = 0
 
     def _link(self) -> None:
-        """Makes the lists of tables, by the stamps that rows have where lists have neighbours."""
+        """Builds the lists of tables from the rows' stamps, which are stored in the words of list neighbours."""
         arrays, listed = self._host.memory.arrays, np.flatnonzero(self._host.layout.listed)
         meta = arrays.meta[: self._rows_ever]
         stamps, tables = arrays.keys[: self._rows_ever, STAMP.value // 2], meta[:, at.TABLE]
@@ -232,7 +234,7 @@ class GpuSave:
 
 
 def _as_bytes(cells: Tensor) -> Tensor:
-    """uint8[·], a copy of cells, int32[·], as the host has them; a part at a time, since each takes memory of its own."""
+    """Returns a copy of cells, int32[·], as uint8[·] like on the host. Converts in parts to save memory."""
     out = torch.empty(len(cells), dtype=torch.uint8, device=cells.device)
     for start in range(0, len(cells), _PIECE_BYTES):
         part = slice(start, start + _PIECE_BYTES)

@@ -1,11 +1,13 @@
-"""Values of a shard's rows in slots of GPU memory, and their way from the host and home.
+"""Values of a shard's rows in slots of GPU memory, and their transfer from and to the host.
 
-A row whose values a batch wants is brought into a slot. It stays there while it is hot, or until its slot is needed by
-others, which it is not before the batch after the next has been prepared; if it was changed, it goes home first. Values of
-the host are read and written by whoever calls, never by a step that is under way: a row is either in a slot, where kernels
-read and change it in the order of their stream, or with the host.
+If a batch needs a row's values, they are brought into a slot. They stay there while the row is hot, or until other
+rows need the slot. A slot is not needed by others before the batch after the next is prepared. Before the slot is
+reused, changed values are sent home, to the host.
 
-Shapes: R rows, N slots, U keys, K rows on their way, V 32-bit words of a record.
+The calling thread reads and writes values on the host. A running step never does. A row is in exactly one of two
+places. If it is in a slot, kernels read and change it in the order of their stream. Otherwise it is on the host.
+
+Shapes: R rows, N slots, U keys, K rows in transit, V 32-bit words of a record.
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ from girih.store.tiers.slot_memory import NEVER, choose_hot
 from girih.store.values import Values
 
 _FIRST_STAGED = 1 << 10
-_MOST_AT_ONCE = 1 << 18  # rows that go home together when all do
+_MOST_AT_ONCE = 1 << 18  # rows per transfer when all rows go home
 
 
 class SlotTable:
-    """Slots for ``most_hot`` hot rows, and as many more as the rows of two batches take.
+    """Slots for ``most_hot`` hot rows, and additional slots for the rows of two batches.
 
     Args:
-        memory: of the shard whose rows they hold.
-        claim: has memory for so many slots ready, or raises StorageFullError.
+        memory: the memory of the shard that owns the rows.
+        claim: makes memory ready for a number of slots, or raises StorageFullError.
 
     Attributes:
         slots: for kernels.
@@ -75,37 +77,37 @@ class SlotTable:
 
     @property
     def num_slots(self) -> int:
-        """N."""
+        """The number of slots, N."""
         return int(self.slots.state[NUM_SLOTS])
 
     @property
     def num_used(self) -> int:
-        """Slots that hold a row."""
+        """The number of slots that hold a row."""
         return self.num_slots - int(self.slots.state[NUM_FREE])
 
     def begin_verb(self) -> None:
-        """Counts a call: slots that it does not use itself may be emptied for it."""
+        """Starts a new call. Slots that this call does not use may be emptied for it."""
         state = self.slots.state
         state[CALL] += 1
         state[USED_SINCE] = self._read_call = int(state[CALL])
 
     def begin_fetch(self) -> None:
-        """Counts a call that works ahead: what the last verb used stays."""
+        """Starts a call that works ahead. Slots that the last verb used stay."""
         self.slots.state[CALL] += 1
         self.slots.state[USED_SINCE] = self._read_call
 
     def take(self, rows: Ints, row_slots: Ints, missing: int, spare: int = 0) -> tuple[Ints, Ints]:
-        """Gives slots to rows that miss one, and has ``spare`` more free.
+        """Gives slots to rows that miss one, and makes ``spare`` more slots free.
 
         Args:
-            row_slots: int32[U], written where it is ``MISSING``, of which there are so many.
+            row_slots: int32[U], written at its ``missing`` entries that are ``MISSING``.
 
         Returns:
-            The slots and rows that leave for them and that only the GPU has, both int32[K]. They are to be sent home before
-            anything is written to a slot.
+            The slots and rows that leave and whose newest values are only on the GPU, both int32[K]. Send them home
+            before any write to a slot.
 
         Raises:
-            StorageFullError: there is no memory for more slots; as many rows have one as there was room for.
+            StorageFullError: there is no memory for more slots. Some rows got a slot.
         """
         wanted = missing + spare
         leaving = EvictedSlots(
@@ -116,7 +118,7 @@ class SlotTable:
         self._leaving = leaving
         floor = self._most_hot + _FIRST_STAGED - self.num_slots
         if floor > 0 and wanted > self.slots.state[NUM_FREE]:
-            with contextlib.suppress(StorageFullError):  # others leave instead
+            with contextlib.suppress(StorageFullError):  # other rows leave instead
                 self.add(min(floor, wanted - int(self.slots.state[NUM_FREE])))
         start = 0
         while missing:
@@ -129,12 +131,12 @@ class SlotTable:
         return self.left()
 
     def left(self) -> tuple[Ints, Ints]:
-        """The slots and rows that the last :meth:`take` had leave, as far as it came."""
+        """Returns the slots and rows that left during the last :meth:`take`, even if it failed."""
         count = int(self._leaving.ends[NUM_LEFT])
         return self._leaving.slots[:count], self._leaving.rows[:count]
 
     def add(self, count: int) -> None:
-        """Makes so many slots more.
+        """Makes ``count`` more slots.
 
         Raises:
             StorageFullError: there is no memory for them.
@@ -156,7 +158,7 @@ class SlotTable:
         state[NUM_SLOTS], state[NUM_FREE] = last, num_free + count
 
     def choose(self, num_rows: int) -> None:
-        """Chooses the hot rows anew; there is at least one row."""
+        """Chooses the hot rows again. There is at least one row."""
         arrays, count = self._memory.arrays, self.num_slots
         meta = arrays.meta[: arrays.state[layout.ROWS_EVER]]
         choose_hot(self.slots.rows[:count], self.slots.flags[:count], self.slots.state, meta, num_rows)
@@ -174,16 +176,16 @@ class SlotTable:
 class GpuSlots:
     """The values that are in GPU memory.
 
-    Methods are called while the host's arrays may change (``ShardMemory.changing``). Kernels are launched on the current stream;
-    those of :meth:`fetch` on another one than the verbs'.
+    Call methods only while the host's arrays may change (``ShardMemory.changing``). Kernels run on the current
+    stream. :meth:`fetch` uses another stream than the verbs.
 
     Args:
         host: the rows, and the values that are in no slot.
 
     Attributes:
         records: the slots' memory.
-        table: which rows they hold.
-        num_reads: rows that training has read and that were there; ``num_cold`` of them came from the host.
+        table: the rows that the slots hold.
+        num_reads: existing rows that training has read; ``num_cold`` of them came from the host.
         num_peeks: keys that groups have peeked at; ``num_absent`` of them had no row.
     """
 
@@ -202,17 +204,18 @@ class GpuSlots:
         self._record(self._free)
 
     def bring(self, rows: Ints, known: Ints | None = None, *, reads: bool = False) -> tuple[Ints, Ints]:
-        """Has the rows of a verb in slots: int32[U], -1 where there is no row.
+        """Brings the rows of a verb into slots: int32[U], -1 if there is no row.
 
         Args:
-            known: int32[U], -1 where a row was made just now, whose values are still to be written; None where none was.
-            reads: whether training reads them, for counters.
+            known: int32[U], -1 for rows that were just made, whose values are not written yet; None if no row was
+                made.
+            reads: whether training reads the rows, for counters.
 
         Returns:
-            The slots, and int32[U]: 1 where values are to be written.
+            The slots, and int32[U]: 1 if values must be written.
 
         Raises:
-            StorageFullError: no memory for so many rows at once; rows that were made just now are gone again.
+            StorageFullError: no memory for all rows at once. Rows that were just made are removed.
         """
         self._wait(self._fetched)
         self.table.begin_verb()
@@ -238,7 +241,7 @@ class GpuSlots:
         return row_slots, made.astype(np.int32)
 
     def fetch(self, rows: Ints) -> None:
-        """Brings in what the next batch will want, int32[U], and has room for those of its keys that have no row, -1."""
+        """Brings in the rows of the next batch, int32[U]. Makes room for its keys without a row (-1)."""
         self._wait(self._free)
         self.table.begin_fetch()
         row_slots = np.empty(len(rows), np.int32)
@@ -246,7 +249,7 @@ class GpuSlots:
         cold = np.flatnonzero(row_slots == MISSING)
         try:
             left = self.table.take(rows, row_slots, missing, spare=int(np.count_nonzero(rows < 0)))
-        except StorageFullError:  # the verb will say so, if it needs as much
+        except StorageFullError:  # the verb raises it, if it needs as much
             device_slots.give_up(self.table.slots, row_slots[cold][row_slots[cold] >= 0])
             self._send_home(*self.table.left())
         else:
@@ -255,15 +258,15 @@ class GpuSlots:
         self._record(self._fetched)
 
     def mark_changed(self, row_slots: Ints) -> None:
-        """Before rows change in the slots that :meth:`bring` found."""
+        """Marks rows in the slots of :meth:`bring` as changed. Call it before they change."""
         self.table.slots.flags[row_slots[row_slots >= 0]] |= CHANGED
 
     def forget(self, known: Ints, rows: Ints) -> None:
-        """Rows that keys have got, where ``known`` is -1, begin anew: what slots have of their numbers is given up."""
+        """Discards the old values of row numbers that new keys got. ``known`` is -1 for these."""
         device_slots.forget(self.table.slots, known, rows)
 
     def choose(self, step: int) -> None:
-        """Chooses the hot rows where it is time (PICASSO Alg. 1, lines 23 to 26)."""
+        """Chooses the hot rows, if it is time (PICASSO Alg. 1, lines 23 to 26)."""
         options, num_rows = self._options, self._host.memory.num_rows
         due = (
             options.warm_up_steps if self._chosen_at is None else self._chosen_at + options.flush_every_steps
@@ -273,7 +276,7 @@ class GpuSlots:
             self.table.choose(num_rows)
 
     def all_home(self) -> None:
-        """Has the host have all values, which stay in their slots too."""
+        """Sends all changed values to the host. They stay in their slots too."""
         self._wait(self._fetched)
         slots, meta = self.table.slots, self._host.memory.arrays.meta
         changed = np.flatnonzero(slots.flags[: self.table.num_slots] & CHANGED).astype(np.int32)
@@ -284,7 +287,7 @@ class GpuSlots:
             slots.flags[part] &= ~CHANGED & 0xFF
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Empties all slots."""
         self._wait(self._fetched)
         self.table.clear()
         self._chosen_at = None
@@ -292,20 +295,20 @@ class GpuSlots:
 
     @property
     def used_bytes(self) -> tuple[int, int]:
-        """GPU memory of slots that hold a row, and of all."""
+        """GPU memory of slots that hold a row, and of all slots."""
         return (
             self.table.num_used * self.records.record_bytes,
             self.records.capacity * self.records.record_bytes,
         )
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Releases the memory."""
         self.records.close()
 
     def _exchange(
         self, left: Ints, left_rows: Ints, rows: Ints, row_slots: Ints, cold: NDArray[np.intp], *, reads: bool
     ) -> None:
-        """Sends rows home and loads others, those of keys ``cold``, into slots that these may have left."""
+        """Sends rows home, and loads rows of keys ``cold`` into slots that became free."""
         going = self._begin_sending_home(left) if len(left) else None
         if len(cold):
             values = self._staged(len(cold))
@@ -320,7 +323,7 @@ class GpuSlots:
             self._finish_sending_home(rows, *self._begin_sending_home(slots))
 
     def _begin_sending_home(self, slots: Ints) -> tuple[Tensor, torch.cuda.Event | None]:
-        """Copies what slots hold to the host, in the order of the stream; the event says when it is there."""
+        """Copies the values of slots to the host, in the order of the stream. The event marks the end of the copy."""
         device = self.records.device
         values = torch.empty((len(slots), self._num_words), dtype=torch.int32, device=device)
         self.records.copy(to_device(slots, device), values)
@@ -338,7 +341,7 @@ class GpuSlots:
         self._host.put(rows, values.numpy())
 
     def _staged(self, num_rows: int) -> Tensor:
-        """Memory of the host that a GPU reads and writes without it, int32[K, V - 8]."""
+        """Returns pinned host memory for transfers, int32[K, V - 8]."""
         pinned = self.records.device.type == "cuda"
         return torch.empty((num_rows, self._num_words), dtype=torch.int32, pin_memory=pinned)
 
@@ -347,11 +350,11 @@ class GpuSlots:
         if self.records.capacity < num_slots:
             raise StorageFullError(
                 f"GPU memory: no room for {num_slots:,} rows of {self.records.record_bytes} bytes, {self._options.hot_rows:,} hot"
-                " ones and those of two batches; lower store.hot_rows, or data.batch_size"
+                " rows and the rows of two batches; lower store.hot_rows, or data.batch_size"
             )
 
     def _wait(self, event: torch.cuda.Event | None) -> None:
-        """Has what comes next on this stream wait for an event of another one."""
+        """Lets the current stream wait for an event of another stream."""
         if event is not None:
             event.wait(torch.cuda.current_stream(self.records.device))
 

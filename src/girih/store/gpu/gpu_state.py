@@ -1,7 +1,7 @@
 """One shard's rows in GPU memory.
 
-Saving copies all records to the host while verbs go on (:mod:`girih.store.gpu.gpu_save`), and writes that copy; loading takes
-the other way. So files are the same wherever rows were, and are read by the same code.
+Saving copies all records to the host while verbs run (:mod:`girih.store.gpu.gpu_save`), and writes that copy. Loading
+goes the opposite way. So files do not depend on the memory that held the rows, and the same code reads them.
 
 Shapes: U unique keys, W columns of a row, R rows ever made.
 """
@@ -35,7 +35,7 @@ from girih.store.values import Values
 
 
 class GpuState(GroupState):
-    """The state of one shard in GPU memory; arguments and errors are those of :class:`girih.store.Store`.
+    """The state of one shard in GPU memory. Arguments and errors are the same as in :class:`girih.store.Store`.
 
     Attributes:
         rows: the keys that have rows.
@@ -50,7 +50,10 @@ class GpuState(GroupState):
         self.rows = GpuRows(self.memory, self.layout, self.kernels, clock)
 
     def read(self, keys: DeviceKeys, step: int) -> tuple[Tensor, Tensor]:
-        """Reads rows for training: int32[n], where they are; int64[n], where their columns lie until the next verb."""
+        """Reads rows for training.
+
+        Returns row numbers, int32[n], and addresses of their columns until the next verb, int64[n].
+        """
         with self.memory.changing(step):
             return self.rows.read(keys, step)
 
@@ -59,22 +62,22 @@ class GpuState(GroupState):
         return self.rows.peek(keys)
 
     def peeked(self, keys: DeviceKeys) -> tuple[Tensor, Tensor]:
-        """:meth:`look`, which also counts the keys that have no row. Waits for nothing."""
+        """Reads rows like :meth:`look`, and counts the keys without a row. Waits for nothing."""
         rows, addresses = self.rows.peek(keys)
         there = torch.arange(len(rows), device=self.device) < keys.num
         self.memory.peeks += torch.stack([there, there & (rows < 0)]).sum(dim=1)
         return rows, addresses
 
     def peek_counters(self) -> dict[str, int]:
-        """Keys that groups :meth:`peeked` at; waits for the GPU."""
+        """Returns counts of keys that groups :meth:`peeked` at. Waits for the GPU."""
         peeks, absent = self.memory.peeks.tolist()
         return {"peeks": peeks, "absent": absent}
 
     def begin_read(self, keys: DeviceKeys) -> None:
-        """Begins to bring in the rows of keys; they are here already."""
+        """Does nothing, because the rows are in GPU memory already."""
 
     def move(self, keys: DeviceKeys, rows: RowNumbers, change: DeviceUpdate) -> None:
-        """One optimizer step on the row of each key."""
+        """Makes one optimizer step on the row of each key."""
         memory, step = self.memory, change.step
         hints = rows if isinstance(rows, Tensor) else to_device(rows, self.device)
         with memory.changing(step):
@@ -100,11 +103,11 @@ class GpuState(GroupState):
         return rows
 
     def at_rest(self) -> GpuSave:
-        """The shard as it is now, on its way to the host.
+        """Returns the shard as it is now, in transit to the host.
 
         Raises:
-            ConfigError: another save is under way.
-            StorageFullError: no memory for what a save keeps.
+            ConfigError: another save is running.
+            StorageFullError: no memory for the records that a save keeps.
         """
         memory = self.memory
         memory.check_open()
@@ -115,15 +118,15 @@ class GpuState(GroupState):
         return memory.saving
 
     def snapshot(self, directory: str | os.PathLike[str] | None) -> ArrivingSnapshot:
-        """The whole shard as it is now, on its way to the host."""
+        """Returns a snapshot of the whole shard as it is now, in transit to the host."""
         return ArrivingSnapshot(self.at_rest(), directory)
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part."""
+        """Returns bytes ``used`` and ``reserved`` by part."""
         return self.memory.held_bytes()
 
     def replace(self, fill: Callable[[Values], None]) -> None:
-        """Replaces all rows by those that ``fill`` puts into an empty shard on the host."""
+        """Replaces all rows by the rows that ``fill`` puts into an empty shard on the host."""
         host, memory = self._on_host(), self.memory
         try:
             fill(host)
@@ -145,7 +148,7 @@ class GpuState(GroupState):
             host.memory.close()
 
     def close(self) -> None:
-        """Lets go of memory."""
+        """Releases memory."""
         self.memory.close()
 
     def _on_host(self) -> Values:

@@ -1,10 +1,11 @@
-"""One shard's rows with the hottest in GPU memory: HybridHash (PICASSO §III-D, Algorithm 1).
+"""One shard whose hottest rows are in GPU memory: HybridHash (PICASSO §III-D, Algorithm 1).
 
-Which keys have rows, who is evicted and what is counted is decided on the host, by the code that decides it if all rows
-are there; so it does not depend on tiers. Only values move: between slots of GPU memory and the host, which is a shard of its
-own and may have an SSD below. Steps are those of rows in GPU memory, on slots in place of rows.
+The host decides which keys have rows, which rows are evicted and what is counted. It uses the same code as if all
+rows were on the host, so these decisions do not depend on tiers. Only values move, between slots of GPU memory and
+the host. The host is a complete shard and may have an SSD tier. Steps work as on rows in GPU memory, on slots instead
+of rows.
 
-Shapes: U unique keys, n what there is room for, W columns of a row.
+Shapes: U unique keys, n the capacity of the arrays, W columns of a row.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from girih.store.values import Values
 
 
 class GpuTieredState(GroupState):
-    """The state of one shard, whose hottest rows are in GPU memory.
+    """The state of one shard whose hottest rows are in GPU memory.
 
     Args:
         host: the shard on the host, with the values that are in no slot.
 
     Attributes:
-        values: those of the host, whose rows' meta is this state's too.
-        rows: which keys have rows.
+        values: the values on the host. This state shares the meta of their rows.
+        rows: the keys that have rows.
         slots: the other values.
     """
 
@@ -50,19 +51,25 @@ class GpuTieredState(GroupState):
 
     def __init__(self, host: ShardState, options: GpuTier, clock: Clock) -> None:
         values, self.spec, self.layout, self.memory = host.values, host.spec, host.layout, host.memory
-        if values.in_place:  # rows begin in slots: on the host only their meta is made
+        if values.in_place:  # new rows start in slots; the host makes only their meta
             values.rows = RowTable(host.memory, without_values(host.layout, host.layout.num_words), clock)
         self.values, self.rows = values, values.rows
         self.slots = GpuSlots(values, options)
         self.kernels = RecordKernels(self.slots.records, host.layout)
 
     def begin_read(self, keys: DeviceKeys) -> None:
-        """Has values of the next batch's keys brought in, on the current stream; waits for the keys, and for what goes home."""
+        """Brings in values of the next batch's keys, on the current stream.
+
+        Waits for the keys, and for rows that go home.
+        """
         with self.memory.changing():
             self.slots.fetch(self.values.find(brought_here(keys)))
 
     def read(self, keys: DeviceKeys, step: int) -> tuple[Ints, Tensor]:
-        """Reads rows for training: int32[U], where they are; int64[U], where their columns lie until the next verb."""
+        """Reads rows for training.
+
+        Returns row numbers, int32[U], and addresses of their columns until the next verb, int64[U].
+        """
         on_host = brought_here(keys)
         with self.memory.changing(step):
             now = self.rows.expire(step)
@@ -80,18 +87,18 @@ class GpuTieredState(GroupState):
             return rows, self._addresses(keys, row_slots, made)
 
     def peeked(self, keys: DeviceKeys) -> tuple[Ints, Tensor]:
-        """:meth:`look`, which also counts the keys that have no row."""
+        """Reads rows like :meth:`look`, and counts the keys without a row."""
         rows, addresses = self.look(keys)
         self.slots.num_peeks += len(rows)
         self.slots.num_absent += int(np.count_nonzero(rows < 0))
         return rows, addresses
 
     def peek_counters(self) -> dict[str, int]:
-        """Keys that groups :meth:`peeked` at."""
+        """Returns counts of keys that groups :meth:`peeked` at."""
         return {"peeks": self.slots.num_peeks, "absent": self.slots.num_absent}
 
     def move(self, keys: DeviceKeys, rows: RowNumbers, change: DeviceUpdate) -> None:
-        """One optimizer step on the row of each key; waits for ``refused``."""
+        """Makes one optimizer step on the row of each key. Waits for ``refused``."""
         if int(change.refused) >= 0:
             return
         ids, tables, *_ = brought_here(keys)
@@ -116,49 +123,52 @@ class GpuTieredState(GroupState):
         return rows
 
     def snapshot(self, directory: str | os.PathLike[str] | None) -> Snapshot:
-        """The whole shard as it is now: the host gets all values, which stay in their slots too."""
+        """Returns a snapshot of the whole shard as it is now.
+
+        Copies all values to the host; they stay in their slots too.
+        """
         self.memory.check_open()
         with self.memory.changing():
             self.slots.all_home()
         return Snapshot(self.values, directory)
 
     def replace(self, fill: Callable[[Values], None]) -> None:
-        """Replaces all rows by those that ``fill`` puts into an empty shard."""
+        """Replaces all rows by the rows that ``fill`` puts into an empty shard."""
         with self.memory.replacing():
             self.slots.clear()
             fill(self.values)
 
     def tier_counters(self) -> dict[str, int]:
-        """Reads that each tier answered."""
+        """Returns the reads that each tier answered."""
         slots = self.slots
         below = self.values.counters() or {"dram_reads": slots.num_cold}
         return {"gpu_reads": slots.num_reads - slots.num_cold, **below}
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        """Bytes ``used`` and ``reserved`` by part."""
+        """Returns bytes ``used`` and ``reserved`` by part."""
         used, reserved = self.slots.used_bytes
         return held_bytes(self.values) | {"gpu_slots": {"used": used, "reserved": reserved}}
 
     def close(self) -> None:
-        """Lets go of memory."""
+        """Releases memory."""
         self.slots.close()
         self.values.close()
 
     def _read_keys(
         self, keys: DeviceKeys, on_host: Keys, now: Longs, step: int, *, forced: bool = False
     ) -> tuple[Ints, Ints, Tensor]:
-        """Finds or makes the rows of keys and has them in slots: where the rows are, the slots, the columns' addresses."""
+        """Finds or makes the rows of keys, and brings them into slots. Returns rows, slots and addresses of columns."""
         made = self.rows.make(on_host, now, step, forced=forced)
         self.slots.forget(made.known, made.rows)
         self.values.forget(made.known, made.rows)
         row_slots, new = self.slots.bring(made.rows, made.known, reads=not forced)
         addresses = self._addresses(keys, row_slots, new)
-        if made.full is not None:  # the keys before it are served
+        if made.full is not None:  # all keys before it were served
             raise made.full
         return made.rows, row_slots, addresses
 
     def _addresses(self, keys: DeviceKeys, row_slots: Ints, made: Ints) -> Tensor:
-        """Addresses of the columns of keys, int64[U], once those of rows that were made are written."""
+        """Returns addresses of the columns of keys, int64[U], after writing the values of new rows."""
         there, takes = (to_device(array, self.device) for array in (row_slots, made))
         return self.kernels.begin(
             _cut(keys, len(row_slots)), there, takes, all_there=bool((row_slots >= 0).all())
@@ -166,7 +176,7 @@ class GpuTieredState(GroupState):
 
 
 def brought_here(keys: DeviceKeys) -> Keys:
-    """The keys on the host; waits for them where they are not there yet."""
+    """Returns the keys on the host. Waits for their copy if necessary."""
     if keys.on_host is None:
         num = int(keys.num)
         on_host = [
@@ -182,5 +192,5 @@ def brought_here(keys: DeviceKeys) -> Keys:
 
 
 def _cut(keys: DeviceKeys, num: int) -> DeviceKeys:
-    """The keys without the room behind them."""
+    """Returns the keys without unused capacity."""
     return DeviceKeys(keys.ids[:num], keys.tables[:num], keys.counts[:num], keys.num, keys.most, keys.on_host)

@@ -1,9 +1,9 @@
-"""A shard whose embeddings a group reads in GPU memory: verbs for tensors, and by these the verbs for arrays.
+"""A shard whose embeddings a group reads in GPU memory. The verbs for arrays call the verbs for tensors.
 
-Arrays of the host are copied over and back, and waited for; so evaluation by hand, loading and tests do. An embedding group on a
-GPU calls the verbs for tensors, and waits for nothing.
+Verbs for arrays copy host arrays to the GPU and back, and wait for the copies. Evaluation by hand, loading and tests
+use them. An embedding group on a GPU calls the verbs for tensors, which wait for nothing.
 
-Shapes: U unique keys, n what there is room for, W columns of a row, T tables.
+Shapes: U unique keys, n the capacity of the arrays, W columns of a row, T tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeviceUpdate(NamedTuple):
 
     Attributes:
         gradients: float32[n, W].
-        refused: int32[1]: if it is not negative, no row moves.
+        refused: int32[1]: no row moves if this is not negative.
         direct: the third result of :meth:`RecordKernels.direct_sums`.
     """
 
@@ -49,43 +49,43 @@ class GroupState(State):
     """A shard whose embeddings a group reads in GPU memory.
 
     Attributes:
-        kernels: those of its records.
+        kernels: the kernels for its records.
     """
 
     kernels: RecordKernels
 
     @property
     def device(self) -> torch.device:
-        """The device of rows."""
+        """The device of the rows."""
         return self.kernels.device
 
     @abstractmethod
     def begin_read(self, keys: DeviceKeys) -> None:
-        """Begins to bring in the rows of keys, on the current stream; changes no result."""
+        """Starts to bring in the rows of keys, on the current stream. Changes no result."""
 
     @abstractmethod
     def read(self, keys: DeviceKeys, step: int) -> tuple[RowNumbers, Tensor]:
         """Reads rows for training.
 
         Returns:
-            Where the rows are, as :meth:`move` takes it, and where the columns of each key lie until the next verb, int64[n].
+            Row numbers for :meth:`move`, and the address of each key's columns until the next verb, int64[n].
         """
 
     @abstractmethod
     def peeked(self, keys: DeviceKeys) -> tuple[RowNumbers, Tensor]:
-        """Reads rows for evaluation, and counts the keys that have none; see :meth:`read`."""
+        """Reads rows for evaluation, and counts the keys without a row; see :meth:`read`."""
 
     @abstractmethod
     def move(self, keys: DeviceKeys, rows: RowNumbers, change: DeviceUpdate) -> None:
-        """One optimizer step on the row of each key; ``rows`` are hints."""
+        """Makes one optimizer step on the row of each key. ``rows`` are hints."""
 
     @abstractmethod
     def look(self, keys: DeviceKeys) -> tuple[RowNumbers, Tensor]:
-        """:meth:`peeked` without counts."""
+        """Reads rows like :meth:`peeked`, without counts."""
 
     @abstractmethod
     def set_rows(self, keys: DeviceKeys, values: Tensor, step: int) -> RowNumbers:
-        """Sets rows to ``values``, float32[n, W], and makes them without asking admission."""
+        """Sets rows to ``values``, float32[n, W]. Makes missing rows without asking for admission."""
 
     def lookup(self, keys: Keys, step: int, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for training."""
@@ -96,7 +96,7 @@ class GroupState(State):
         return self._copy_rows(keys, out, addresses, self.look)
 
     def fetch(self, keys: Keys) -> None:
-        """Begins to bring in the rows of keys."""
+        """Starts to bring in the rows of keys."""
         self.begin_read(self._keys(keys)[1])
 
     def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
@@ -124,7 +124,7 @@ class GroupState(State):
         addresses: Longs | None,
         read: Callable[[DeviceKeys], tuple[RowNumbers, Tensor]],
     ) -> Ints:
-        """Copies what is read to ``out``, float32[U, W]; returns the rows."""
+        """Copies the rows that ``read`` returns to ``out``, float32[U, W], and returns their numbers."""
         if addresses is not None:
             raise ConfigError(
                 "addresses: rows are in GPU memory, where the host cannot read them; leave it out"
@@ -135,11 +135,11 @@ class GroupState(State):
         return _in_order(order, rows)
 
     def _keys(self, keys: Keys) -> tuple[Longs, DeviceKeys]:
-        """Keys on the device, by tables, and the place of each among the given ones."""
+        """Returns keys on the device, sorted by table, and the index of each among the given keys."""
         order = np.argsort(keys.tables, kind="stable")
         ids, tables = keys.ids[order], keys.tables[order]
         if len(np.unique(np.stack([ids, tables]), axis=1).T) < len(ids):
-            raise ConfigError("a key is there twice; rows in GPU memory are asked for by unique keys")
+            raise ConfigError("a duplicate key; rows in GPU memory take unique keys only")
         counts = keys.counts[order] if len(keys.counts) else np.ones(len(ids), np.int32)
         num = torch.full((1,), len(ids), dtype=torch.int32, device=self.device)
         on_ids, on_tables, on_counts = (to_device(array, self.device) for array in (ids, tables, counts))
@@ -148,7 +148,7 @@ class GroupState(State):
 
 
 def _in_order(order: Longs, rows: RowNumbers) -> Ints:
-    """Rows of keys on the device, as the keys came."""
+    """Returns row numbers from the device in the original order of the keys."""
     in_order = np.empty(len(order), np.int32)
     in_order[order] = torch.as_tensor(rows).cpu().numpy()
     return in_order

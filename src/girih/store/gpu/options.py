@@ -10,9 +10,9 @@ class Gpu:
     """The memory of one GPU.
 
     Attributes:
-        device: its number; None takes the one that torch has chosen.
-        chunk_bytes: rows are claimed in chunks of about so many bytes, which never move.
-        reserve_rows: bounds the rows of a shard; None takes as many as there is memory for.
+        device: its number; None takes torch's current GPU.
+        chunk_bytes: the approximate size of the chunks in which rows are claimed. Chunks never move.
+        reserve_rows: limits the rows of a shard; None takes as many as memory allows.
     """
 
     device: int | None = None
@@ -30,12 +30,12 @@ class GpuTier:
     """GPU memory above the host's: HybridHash (PICASSO §III-D).
 
     Attributes:
-        hot_rows: rows of this store that stay in GPU memory: those that were read most. Beside them there is room for the
-            rows of the last two batches.
-        flush_every_steps: how often the hot rows are chosen anew.
-        warm_up_steps: steps that only count, before they are chosen first.
-        chunk_bytes: GPU memory is claimed in chunks of about so many bytes.
-        device: number of the GPU; None takes the one that torch has chosen.
+        hot_rows: rows of this store that stay in GPU memory: the rows that were read most. There is additional room
+            for the rows of the last two batches.
+        flush_every_steps: the number of steps after which the hot rows are chosen again.
+        warm_up_steps: steps that only count, before the first choice.
+        chunk_bytes: the approximate size of the chunks in which GPU memory is claimed.
+        device: number of the GPU; None takes torch's current GPU.
     """
 
     hot_rows: int

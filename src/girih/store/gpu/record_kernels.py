@@ -1,8 +1,9 @@
-"""Kernels on records in GPU memory, wherever they are: initial values, columns, sums of gradients, optimizer steps.
+"""Kernels on records in GPU memory: initial values, columns, sums of gradients, optimizer steps.
 
-Records are named by their numbers in the chunks: those of rows, or of slots in which rows lie for a while.
+Records are named by their numbers in the chunks. These are the numbers of rows, or of slots that hold rows for a
+while.
 
-Shapes: U unique keys, n what there is room for, W columns of a row, T tables, S segments.
+Shapes: U unique keys, n the capacity of the arrays, W columns of a row, T tables, S segments.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from girih.store.spec import Longs
 
 @dataclass
 class DeviceKeys:
-    """Unique keys on a device; those of one table stand together.
+    """Unique keys on a device. Keys of one table are adjacent.
 
     Attributes:
-        ids, tables, counts: int64[n], int32[n], int32[n], with room for n.
-        num: int32[1], U: how many there are.
-        most: int64[T], how many there are of each table at most, on the host.
-        on_host: the same on the host, once somebody has asked for them.
+        ids, tables, counts: int64[n], int32[n], int32[n], with room for n keys.
+        num: int32[1], U: the number of keys.
+        most: int64[T], upper bounds for the number of keys of each table, on the host.
+        on_host: the same keys on the host, after the first request.
     """
 
     ids: Tensor
@@ -53,18 +54,18 @@ class DeviceKeys:
     on_host: Keys | None = None
 
     def __len__(self) -> int:
-        """n."""
+        """The capacity, n."""
         return len(self.ids)
 
 
 @dataclass(frozen=True)
 class DeviceSegments:
-    """The segments of a shard's rows, and what their values begin with, on a device.
+    """The segments of a shard's rows, and their initial values, on a device.
 
     Attributes:
-        dtype: that of columns, by number.
-        described: of each segment: first column, dim, first word and width of the state, optimizer.
-        seeds, kinds, options: uint64 by its bits, int64, float64: [T, S], [T, S], [T, S, 2].
+        dtype: the number of the columns' dtype.
+        described: for each segment: first column, dim, first word and width of the state, optimizer.
+        seeds, kinds, options: the bits of uint64, int64, float64: [T, S], [T, S], [T, S, 2].
         table_seeds: int64[T].
     """
 
@@ -77,7 +78,7 @@ class DeviceSegments:
 
     @classmethod
     def of(cls, row_layout: RowLayout, device: torch.device) -> DeviceSegments:
-        """Those of a layout."""
+        """Returns the segments of a layout."""
         kernel = row_layout.kernel
         return cls(
             dtype=kernel.dtype,
@@ -90,21 +91,21 @@ class DeviceSegments:
 
     @property
     def num_columns(self) -> int:
-        """W."""
+        """The number of columns, W."""
         return sum(segment[at.DIM] for segment in self.described)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a column."""
+        """The size of a column in bytes."""
         return 4 if self.dtype == at.FLOAT32 else 2
 
     def aligned(self, first_column: int, dim: int) -> bool:
-        """True if these columns begin and end at multiples of 16 bytes, in records and in initial values."""
+        """Returns whether these columns begin and end at multiples of 16 bytes, in records and in initial values."""
         return jit.aligned(first_column * self.value_bytes, dim * self.value_bytes)
 
 
 class RecordKernels:
-    """Launches kernels on records of a ``device``; waits for nothing."""
+    """Launches kernels on records of a ``device``. Waits for nothing."""
 
     def __init__(self, records: RecordChunks, row_layout: RowLayout) -> None:
         self._records, self.device = records, records.device
@@ -112,19 +113,17 @@ class RecordKernels:
         self._first_hyper = to_device(row_layout.first_hyper, self.device)
 
     def begin(self, keys: DeviceKeys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
-        """Writes the values of records that are new; returns where the columns of all keys lie until the next call, int64[n].
+        """Writes the values of new records. Returns addresses of the columns of all keys until the next call, int64[n].
 
-        Initial values of keys without a row share memory with the returned tensor, and last as long as it does.
+        Initial values of keys without a row share memory with the returned tensor, and live as long as it does.
 
         Args:
-            rows: int32[n], -1 for keys that have none and read initial values.
-            takes: int32[n], 1 where the record is new.
-            all_there: no key has none, which saves memory for initial values.
+            rows: int32[n], -1 for keys without a row, which read initial values.
+            takes: int32[n], 1 if the record is new.
+            all_there: True if all keys have rows, which saves memory for initial values.
         """
         segments, n = self.segments, len(keys)
-        first_value = (
-            n + n % 2
-        )  # initial values begin at a multiple of 16 bytes, and so does each row of them
+        first_value = n + n % 2  # initial values, and each row of them, begin at a multiple of 16 bytes
         row_bytes = 16 * -(-segments.num_columns * segments.value_bytes // 16)
         memory = torch.empty(
             first_value + (0 if all_there else n * row_bytes // 8),
@@ -142,7 +141,7 @@ class RecordKernels:
         return addresses
 
     def columns(self, keys: DeviceKeys, addresses: Tensor) -> Tensor:
-        """Columns at addresses, int64[n], as float32[n, W]."""
+        """Returns the columns at addresses, int64[n], as float32[n, W]."""
         segments = self.segments
         values = torch.empty((len(keys), segments.num_columns), dtype=torch.float32, device=self.device)
         columns = jit.columns_of(segments.num_columns)
@@ -158,8 +157,8 @@ class RecordKernels:
         """Sums the gradients of keys.
 
         Args:
-            terms, pieces: which ids each key has.
-            sources: of each segment, where the gradients of its outputs lie.
+            terms, pieces: the ids of each key.
+            sources: for each segment, the gradients of its outputs.
 
         Returns:
             float32[n, W], and int32[1]: a key whose gradient is not finite, or -1.
@@ -175,10 +174,12 @@ class RecordKernels:
         sources: Sequence[Sources],
         lent: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, FusedInputs]:
-        """:meth:`sums`, unless none can overflow: :meth:`move` forms them then, by the third of what is returned.
+        """Sums gradients like :meth:`sums`, unless no sum can overflow.
+
+        In this case :meth:`move` forms the sums, from the third result.
 
         Args:
-            lent: the gradients that sources are of, float32 and contiguous; factors of terms are 1 at most.
+            lent: the gradients that sources are parts of, float32 and contiguous; factors of terms are at most 1.
         """
         limit, largest = safe_limit(len(keys)), torch.zeros(1, dtype=torch.int32, device=self.device)
         find_largest(lent, largest)
@@ -194,12 +195,12 @@ class RecordKernels:
         step: int,
         direct: FusedInputs | None = None,
     ) -> None:
-        """One optimizer step on the records of keys.
+        """Makes one optimizer step on the records of keys.
 
         Args:
-            moving: int32[n], -1 for keys that have none.
+            moving: int32[n], -1 for keys without a record.
             gradients: float32[n, W]. hyper: float64[S, 8].
-            direct: what :meth:`direct_sums` returned beside the gradients.
+            direct: the third result of :meth:`direct_sums`.
         """
         segments, there = self.segments, to_device(hyper, self.device)
         for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
@@ -232,7 +233,7 @@ class RecordKernels:
         largest: Tensor | None = None,
         limit: int = 0,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """See :meth:`sums`; also returns the sums of pieces, by segment."""
+        """Returns the results of :meth:`sums`, and the sums of pieces by segment."""
         totals = torch.empty((len(keys), self.segments.num_columns), dtype=torch.float32, device=self.device)
         nonfinite = torch.full((1,), -1, dtype=torch.int32, device=self.device)
         parts = []
@@ -244,7 +245,7 @@ class RecordKernels:
         return totals, nonfinite, parts
 
     def assign(self, keys: DeviceKeys, rows: Tensor, values: Tensor, step: int) -> None:
-        """Sets the records of keys, int32[n], to ``values``, float32[n, W]; optimizer state is made to agree."""
+        """Sets the records of keys, int32[n], to ``values``, float32[n, W], and adapts optimizer state."""
         segments = self.segments
         for number, (first, dim, state, _, optimizer) in enumerate(segments.described):
             self._launch(

@@ -1,8 +1,10 @@
-"""Rows of a group as predictions read them, in immutable files that every process of a machine maps: one memory for all.
+"""Rows of a group for predictions, in immutable files that all processes of a machine map.
 
-A file (:mod:`~girih.store.mapped.file`) holds rows, and keys that are *buried*: they have no row any more, whatever older files
-say. A :class:`Stack` of files, newest first, stands where a store stands in reading. So a published change is a small file on top, and what
-is below stays as it is.
+They share one copy in memory.
+
+A file (:mod:`~girih.store.mapped.file`) holds rows, and keys that are *buried*: they have no row any more, regardless
+of older files. A :class:`Stack` of files, newest first, replaces a store for reading. A published change is a small
+file on top, and the files below stay unchanged.
 """
 
 from girih.store.mapped.file import MappedFile, MappedFileFacts, Stack

@@ -1,11 +1,12 @@
-"""A file of rows to be mapped: a safetensors file, of which every tensor begins with a cache line.
+"""A file of rows for mapping: a safetensors file whose tensors all begin at a cache line.
 
-    index: I64 [C, 2]   open addressing; two words a slot: an id, and table << 40 | row + 1, 0 where the slot is free
+    index: I64 [C, 2]   open addressing; two words a slot: an id, and table << 40 | row + 1, or 0 if the slot is free
                         (``girih.kernels.cpu.mapped``); the row of a buried key is 2⁴⁰ - 2
     rows:  F32 [n, W]   the columns that predictions read, one after the other: embedding, first-order weight
 
-Table numbers are those of the group. The header's ``girih`` is JSON: ``version``, ``group``, ``tables`` (names by number), ``segments``
-(``[[name, dim], …]``, whose dims sum to W), ``num_buried``. Checksums are not in the file but with whoever refers to it.
+Table numbers are the numbers of the group. The header's ``girih`` is JSON: ``version``, ``group``, ``tables`` (names
+by number), ``segments`` (``[[name, dim], …]``, whose dims sum to W), ``num_buried``. The file does not contain
+checksums. The object that refers to the file keeps them.
 
 Shapes: C slots, a multiple of 256; n rows, W columns of a row, K rows of a chunk.
 """
@@ -42,10 +43,11 @@ _FIX = "export the model again"
 
 @dataclass(frozen=True, slots=True)
 class MappedFileFacts:
-    """The facts by which a file is known again, as plain values for JSON.
+    """Facts that identify a file, as plain values for JSON.
 
     Attributes:
-        bytes: its size. crc32: of all of it. rows, buried: keys with a row, and without one.
+        bytes: its size. crc32: the checksum of the whole file. rows, buried: the number of keys with and without a
+            row.
     """
 
     bytes: int
@@ -54,12 +56,12 @@ class MappedFileFacts:
     buried: int
 
     def to_dict(self) -> dict[str, int]:
-        """For JSON; ``Written(**facts)`` is the inverse."""
+        """Returns the facts for JSON. ``MappedFileFacts(**facts)`` is the inverse."""
         return asdict(self)
 
 
 def description_of(spec: GroupSpec, num_buried: int) -> dict[str, object]:
-    """The description that a file has of itself, and a reader expects."""
+    """Returns the description that a file contains and a reader expects."""
     return {
         "version": VERSION,
         "group": spec.name,
@@ -70,18 +72,18 @@ def description_of(spec: GroupSpec, num_buried: int) -> dict[str, object]:
 
 
 class MappedFile:
-    """An immutable file of rows, mapped; processes that map the same file share its memory.
+    """An immutable, mapped file of rows. Processes that map the same file share its memory.
 
     Args:
-        path: what :class:`~girih.store.mapped.writer.MappedWriter` wrote. It may be deleted while this lives.
-        facts: its size and checksum, which are compared: that reads the whole file. None leaves both out, where another process
-            of the machine has just done it; the form is checked, but an index that leads elsewhere is believed.
+        path: a file of :class:`~girih.store.mapped.writer.MappedWriter`. It may be deleted while this object lives.
+        facts: its size and checksum. Their check reads the whole file. None skips this check, because another process
+            of the machine has just made it. The format is still checked, but not the index entries.
 
     Attributes:
-        path: of the file. index: int64[C, 2]. rows: float32[n, W]; both read only. description: see the module.
+        path: the file. index: int64[C, 2]. rows: float32[n, W]; both read-only. description: see the module.
 
     Raises:
-        MissingFileError: it is gone. CheckpointError: damaged, or not such a file.
+        MissingFileError: no such file. CheckpointError: damaged, or not a file of this kind.
     """
 
     def __init__(
@@ -109,19 +111,19 @@ class MappedFile:
 
     @property
     def num_rows(self) -> int:
-        """Keys with a row, n."""
+        """The number of keys with a row, n."""
         return len(self.rows)
 
     @property
     def num_buried(self) -> int:
-        """Keys that have no row any more."""
+        """The number of keys that have no row any more."""
         return int(self.description["num_buried"])
 
     def expect(self, spec: GroupSpec) -> None:
-        """Refuses rows of other tables or columns than a group's.
+        """Refuses files with other tables or columns than a group.
 
         Raises:
-            CheckpointError: says what differs.
+            CheckpointError: names the difference.
         """
         expected = description_of(spec, self.num_buried)
         for field, value in expected.items():
@@ -131,13 +133,16 @@ class MappedFile:
                 )
 
     def chunks(self) -> Iterator[tuple[Longs, Ints, Floats]]:
-        """All keys with rows, some at a time: ids int64[K], tables int32[K], rows float32[K, W]; in the order of slots."""
+        """Yields all keys with rows in the order of slots, some at a time.
+
+        The arrays are ids int64[K], tables int32[K], rows float32[K, W].
+        """
         for ids, tables, rows in self._keys():
             kept = rows != mapped.BURIED
             yield ids[kept], tables[kept], self.rows[rows[kept]]
 
     def buried(self) -> Iterator[tuple[Longs, Ints]]:
-        """All keys that have no row any more, some at a time: ids int64[K], tables int32[K]."""
+        """Yields all buried keys, some at a time: ids int64[K], tables int32[K]."""
         for ids, tables, rows in self._keys():
             buried = rows == mapped.BURIED
             yield ids[buried], tables[buried]
@@ -166,7 +171,7 @@ class MappedFile:
             sealed(self.index), self.num_rows, self.num_buried, len(self.description["tables"])
         )
         if unsound >= 0:
-            raise self._damaged(f"slot {unsound:,} of its index leads nowhere, or its key is there twice")
+            raise self._damaged(f"its index is wrong at slot {unsound:,}: no such row, or a duplicate key")
         if any_nan(self.rows, "F32"):
             raise self._damaged("a row holds NaN")
 
@@ -181,23 +186,24 @@ class MappedFile:
         return CheckpointError(f"{self.path}: damaged: {fault}; export the model again")
 
 
-_TOGETHER = 512  # ids that are on their way together: their rows stay in L2
+_TOGETHER = 512  # ids that are processed together, so that their rows stay in L2
 
 
 class Stack:
-    """Mapped files of one group, newest first: a key is looked up in each until one knows it, with a row or buried.
+    """Mapped files of one group, newest first. A lookup asks each file until one knows the key, with a row or buried.
 
-    A key that none knows, or that is buried, has its initial value, as the store would give it. It never changes, and any number
-    of threads may read. A stack with another file on top is another object: ``Stack(spec, [newer, *stack.files])``.
+    A key that no file knows, or that is buried, has its initial value, the same as in the store. A stack never
+    changes, and any number of threads may read it. ``Stack(spec, [newer, *stack.files])`` makes another stack with a
+    file on top.
 
     Args:
         spec: the group: its tables, segments, initializers, dtype and seed.
 
     Attributes:
-        files: newest first. shard, num_shards: 0 of 1, as groups read them of a store.
+        files: newest first. shard, num_shards: 0 of 1, because groups read these attributes of a store.
 
     Raises:
-        CheckpointError: a file of other tables or columns.
+        CheckpointError: a file has other tables or columns.
     """
 
     shard, num_shards = 0, 1
@@ -210,15 +216,17 @@ class Stack:
         self._layout = row_layout(spec, 0, 1).kernel
 
     def peek(self, keys: Keys, out: Floats, addresses: Longs | None = None) -> Ints:
-        """Reads rows, or initial values where there is none; as :meth:`girih.store.Store.peek`, but believes what it is given.
+        """Reads rows, or initial values for keys without a row, like :meth:`girih.store.Store.peek`.
+
+        Does not check its arguments.
 
         Args:
             keys: contiguous arrays.
             out: float32[U, W], written: initial values; without ``addresses`` rows too.
-            addresses: int64[U], written: where each key's float32[W] lie, in a file or in ``out``.
+            addresses: int64[U], written: the address of each key's float32[W], in a file or in ``out``.
 
         Returns:
-            int32[U]: the number of the file that has the row; -1 for a key that none knows, -2 for a buried one.
+            int32[U]: the number of the file that has the row, -1 for an unknown key, -2 for a buried key.
         """
         size = len(keys.ids)
         file_of_key = np.empty(size, np.int32)
@@ -237,14 +245,15 @@ class Stack:
         out: Floats,
         tail: Floats | None,
     ) -> None:
-        """Copies the first columns of the row of every id of some features to its place, where each example has one id of a feature.
+        """Copies the first columns of the rows of some features, for features with one id per example.
 
-        That is what :meth:`peek` of unique keys leads to, and faster where few ids are alike.
+        The result equals :meth:`peek` of unique keys. This method is faster if few ids are equal.
 
         Args:
             ids: int64[F·B], feature by feature.
-            features, tables, places: int64[P], int32[P], int64[P], contiguous: which features, the table of each, and its place in ``out``.
-            out: float32[B, P, D], written. tail: float32[B, P, E], written: the columns behind; None leaves them out.
+            features, tables, places: int64[P], int32[P], int64[P], contiguous: the features, the table of each, and
+                its position in ``out``.
+            out: float32[B, P, D], written. tail: float32[B, P, E], written: the remaining columns; None skips them.
         """
         size, width = max(_TOGETHER, len(features)), self.spec.dim
         mapped.copy_each(
@@ -255,18 +264,18 @@ class Stack:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files, which processes that map them share."""
+        """The size of all files in bytes. Processes that map them share this memory."""
         return sum(file.index.nbytes + file.rows.nbytes for file in self.files)
 
 
 def described(files: Sequence[MappedFile]) -> Longs:
-    """The files as kernels take them, int64[S, 3]; they must live as long as it is used."""
+    """Returns the files as kernels take them, int64[S, 3]. The files must live as long as the result is used."""
     columns = [[file.index.ctypes.data, len(file.index), file.rows.ctypes.data] for file in files]
     return np.array(columns, np.int64).reshape(len(files), mapped.FILE_COLUMNS)
 
 
 def unknown(files: Longs, ids: Longs, tables: Ints) -> Bools:
-    """Which keys, int64[K] and int32[K], none of these files knows, bool[K]."""
+    """Returns which keys, int64[K] and int32[K], no file knows, bool[K]."""
     flags = np.ones(len(ids), np.uint8)
     mapped.find_unknown(files, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), flags)
     return flags.view(np.bool_)

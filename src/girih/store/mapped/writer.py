@@ -1,8 +1,11 @@
-"""Writes files of rows to be mapped, chunk by chunk: tables may be larger than memory.
+"""Writes files of rows for mapping, chunk by chunk, because tables may be larger than memory.
 
-Rows go to the file as they come, in large pieces: a file system that can then keeps them in memory in pages of 2 MiB, and whoever maps them
-finds a row without a walk through page tables, which takes as long as to read it. So does the index, which is made in memory; where that would take a
-quarter of all there is, it is made in the file's own mapped memory, which the system writes out as it sees fit.
+Rows go to the file in large pieces as they arrive. Some file systems then keep them in memory pages of 2 MiB. A
+reader finds a row in such a page without a walk through page tables, which takes as long as reading the row.
+
+The index is also written in large pieces, because it is built in memory first. If it would take more than a quarter
+of the machine's memory, it is built in the file's mapped memory instead. The system then decides when it writes this
+memory out.
 
 Shapes: n rows, W columns of a row, K keys of a chunk.
 """
@@ -42,12 +45,12 @@ _ONE = 1 << 31  # the polynomial 1: the highest bit is the coefficient of x⁰
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:
-    """The CRC-32 of two pieces one behind the other, as ``zlib.crc32`` gives it.
+    """Returns the CRC-32 of two consecutive pieces, equal to ``zlib.crc32`` of the whole.
 
     Args:
         first, second: the CRC-32 of each. second_bytes: the size of the second.
     """
-    shift, power = _ONE, 3  # by x⁸ for each byte
+    shift, power = _ONE, 3  # multiply by x⁸ for each byte
     while second_bytes:
         if second_bytes & 1:
             shift = _product(_squared(power), shift)
@@ -57,7 +60,7 @@ def joined(first: int, second: int, second_bytes: int) -> int:
 
 @cache
 def _squared(times: int) -> int:
-    """The polynomial x, squared so many times."""
+    """Returns the polynomial x, squared ``times`` times."""
     if times == 0:
         return _ONE >> 1
     half = _squared(times - 1)
@@ -65,7 +68,7 @@ def _squared(times: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """The product of two polynomials, modulo that of the checksum."""
+    """Returns the product of two polynomials, modulo the checksum's polynomial."""
     product = 0
     while a:
         if a & _ONE:
@@ -75,7 +78,7 @@ def _product(a: int, b: int) -> int:
     return product
 
 
-_LOAD = 0.7  # of the index, at most
+_LOAD = 0.7  # maximum load of the index
 _LINE = 64
 _PIECE = 64 << 20
 _PAGE = 2 << 20
@@ -84,19 +87,21 @@ _UNFINISHED = ".unfinished"
 
 
 class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
-    """One file on its way, which takes its name when it is whole.
+    """A file that is being written. It gets its name when it is complete.
 
-    A key counts as it was first said, with a row or buried; later ones are left out. So newer rows are added before older ones.
+    The first entry of a key counts, with a row or buried. Later entries are ignored, so add newer rows before older
+    rows.
 
     Args:
-        path: of the file; replaced where it is there.
+        path: the file; an existing file is replaced.
         spec: the group: its tables by number, and segments.
-        most_keys: keys that will be added or buried, at most: the index is made for so many.
-        most_rows: those of them that get rows, at most; all where None.
-        durable: waits until the disk has it all. Else a machine that loses its power may leave a file that its checksum tells.
+        most_keys: the maximum number of keys that will be added or buried. It sets the size of the index.
+        most_rows: the maximum number of keys that get rows; None means ``most_keys``.
+        durable: waits until the disk has the whole file. Otherwise a power loss may leave a damaged file, which its
+            checksum detects.
 
     Raises:
-        StorageFullError: the disk has no room for so many.
+        StorageFullError: the disk has no room for this number of rows.
     """
 
     def __init__(
@@ -120,7 +125,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         self._file = self._unfinished.open("w+b")
         try:
             size = self._rows_at + 4 * spec.dim * self._most_rows
-            os.posix_fallocate(self._file.fileno(), 0, size)  # a full disk is told here, not by a signal
+            os.posix_fallocate(self._file.fileno(), 0, size)  # raises if the disk is full
             self._in_file = 4 * self._rows_at > _memory_bytes()
             memory = (
                 mmap.mmap(self._file.fileno(), self._rows_at)
@@ -136,8 +141,8 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         self._memory = memory
         self._row_bytes = 4 * spec.dim
         self._waiting = np.empty(max(_ROWS_TOGETHER, self._row_bytes), np.uint8)
-        self._num_waiting = 0  # bytes of rows that are not written yet
-        self._written, self._rows_crc = self._rows_at, 0  # where they go, and the checksum of those before
+        self._num_waiting = 0  # bytes of rows that wait to be written
+        self._written, self._rows_crc = self._rows_at, 0  # position of waiting rows, checksum of written rows
         self._index = np.ndarray((num_slots, 2), np.int64, memory, self._length)
 
     def add(self, ids: Longs, tables: Ints, rows: Floats) -> int:
@@ -148,10 +153,10 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             rows: float32[K, W].
 
         Returns:
-            How many of the keys are new.
+            The number of new keys.
 
         Raises:
-            ConfigError: arrays of other shapes, a table that the group has not, or more keys than were announced.
+            ConfigError: arrays of other shapes, an unknown table, or more keys than ``most_keys``.
         """
         if rows.shape != (len(ids), self.spec.dim) or rows.dtype != np.float32:
             raise ConfigError(
@@ -160,7 +165,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         taken = self._insert(ids, tables, self._num_rows)
         new = rows if taken.all() else rows[taken]
         if self._num_rows + len(new) > self._most_rows:
-            raise ConfigError(f"{self.path}: more rows than the {self._most_rows:,} that were announced")
+            raise ConfigError(f"{self.path}: more rows than most_rows = {self._most_rows:,}")
         data = np.ascontiguousarray(new).reshape(-1).view(np.uint8)
         while len(data):
             piece = data[: self._room()]
@@ -171,30 +176,32 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         return len(new)
 
     def take(self, file: MappedFile, newer: Longs) -> None:
-        """Adds the keys with rows of a file that no newer file knows, nor this one: as :meth:`add`, in one pass.
+        """Adds the keys with rows of a file, in one pass, as :meth:`add` does.
+
+        Skips keys that a newer file or this file knows.
 
         Args:
-            newer: those files, int64[S, 3]: see :func:`~girih.store.mapped.file.described`.
+            newer: the newer files, int64[S, 3]: see :func:`~girih.store.mapped.file.described`.
         """
-        at = np.array([0, self._num_rows], np.int64)  # the slot, and the row, that come next
+        at = np.array([0, self._num_rows], np.int64)  # the next slot, and the next row
         while at[0] < len(file.index):
             room = self._room(self._row_bytes) // self._row_bytes
             most = min(self._num_rows + room, self._most_rows)
             target = self._waiting.ctypes.data + self._num_waiting
             mapped.take_unknown(newer, file.index, file.rows, self._index, at, most, target)
             if at[0] < len(file.index) and at[1] == self._most_rows:
-                raise ConfigError(f"{self.path}: more rows than the {self._most_rows:,} that were announced")
+                raise ConfigError(f"{self.path}: more rows than most_rows = {self._most_rows:,}")
             self._num_waiting += (int(at[1]) - self._num_rows) * self._row_bytes
             self._num_rows = int(at[1])
 
     def bury(self, ids: Longs, tables: Ints) -> int:
-        """Adds keys that have no row any more, whatever older files say; see :meth:`add`."""
+        """Adds keys that have no row any more, regardless of older files; see :meth:`add`."""
         taken = self._insert(ids, tables, -1)
         self._num_buried += int(taken.sum())
         return int(taken.sum())
 
     def finish(self) -> MappedFileFacts:
-        """Has the file where it stays, whole, under its name; returns its facts.
+        """Completes the file, gives it its name, and returns its facts.
 
         Raises:
             StorageFullError: the disk is full.
@@ -219,12 +226,12 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         return MappedFileFacts(size, crc, self._num_rows, self._num_buried)
 
     def __exit__(self, *error: object) -> None:
-        """Leaves nothing of a file that was not finished."""
+        """Removes a file that was not finished."""
         if not self._file.closed:
             self._abandon()
 
     def _insert(self, ids: Longs, tables: Ints, first: int) -> Bools:
-        """Which of the keys are new, bool[K]; they are in the index then."""
+        """Inserts keys into the index, and returns which of them are new, bool[K]."""
         if ids.dtype != np.int64 or tables.dtype != np.int32 or ids.shape != tables.shape or ids.ndim != 1:
             raise ConfigError(
                 f"{self.path}: keys: received {ids.dtype}{list(ids.shape)} and {tables.dtype}{list(tables.shape)};"
@@ -235,7 +242,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
                 f"{self.path}: table numbers from {tables.min()} to {tables.max()}; expected 0 to {len(self.spec.tables) - 1}"
             )
         if self._num_rows + self._num_buried + len(ids) >= len(self._index):
-            raise ConfigError(f"{self.path}: more keys than the {self._most_keys:,} that were announced")
+            raise ConfigError(f"{self.path}: more keys than most_keys = {self._most_keys:,}")
         taken = np.empty(len(ids), np.uint8)
         mapped.insert(
             self._index, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), first, taken
@@ -243,14 +250,14 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         return taken.view(np.bool_)
 
     def _room(self, least: int = 1) -> int:
-        """The bytes that the rows that wait leave free, at least so many: what fills pages of the file is written before."""
+        """Returns the free bytes of the buffer, at least ``least``. Writes full pages first if necessary."""
         if len(self._waiting) - self._num_waiting < least:
             end = (self._written + self._num_waiting) // _PAGE * _PAGE
             self._write_rows(end - self._written if end > self._written else self._num_waiting)
         return len(self._waiting) - self._num_waiting
 
     def _write_rows(self, size: int) -> None:
-        """Writes the first bytes of the rows that wait."""
+        """Writes the first bytes of the waiting rows."""
         data = self._waiting.data[:size]
         self._rows_crc = zlib.crc32(data, self._rows_crc)
         self._write(data, self._written)
@@ -264,7 +271,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             data, position = data[written:], position + written
 
     def _header(self, num_rows: int, num_buried: int) -> bytes:
-        """The file's first bytes, of the same length whatever the numbers are."""
+        """Returns the file's first bytes. Their length does not depend on the numbers."""
         tensors = (
             StoredTensor(INDEX, "I64", (self._num_slots, 2)),
             StoredTensor(ROWS, "F32", (num_rows, self.spec.dim)),
@@ -289,11 +296,11 @@ def merge(
     keep_buried: bool = False,
     durable: bool = True,
 ) -> MappedFileFacts:
-    """Writes a stack of files as one; reads as they do.
+    """Writes a stack of files as one file that reads the same.
 
     Args:
         files: newest first.
-        keep_buried: keeps the keys that have no row any more, for there are older files than these.
+        keep_buried: keeps buried keys, for files that are older than these.
         durable: see :class:`MappedWriter`.
     """
     files = list(files)

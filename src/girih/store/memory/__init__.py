@@ -1,1 +1,1 @@
-"""The memory of a shard: arrays on one arena, and how they grow."""
+"""The memory of a shard: arrays on one arena that can grow."""

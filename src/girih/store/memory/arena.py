@@ -1,15 +1,15 @@
-"""One stretch of memory for all arrays of a shard: private, shared between processes, or a file.
+"""One block of memory for all arrays of a shard: private, shared between processes, or a file.
 
-It is reserved large and given memory as it fills, so that growing never moves a row. Arrays are numbers
-only, no addresses: another process may map the same memory elsewhere and go on.
+The arena reserves a large address range and fills it with memory when rows come, so growth never moves a row. Arrays
+hold numbers only, no addresses. Another process may map the same memory elsewhere and continue.
 
     ┌────────┬─────────────┬────────┬───────┬─────────┬─────────┬──────┐
     │ header │ description │ tables │ cells │ index 0 │ index 1 │ rows │
     └────────┴─────────────┴────────┴───────┴─────────┴─────────┴──────┘
 
-The header carries magic, format, a fingerprint of the layout, and a mark that stands while a verb changes
-the arrays: memory whose writer died amid a change is refused, or repaired, one that died between two verbs is not. A
-file is also refused after the machine itself went down, unless it was closed.
+The header has magic, format, a fingerprint of the layout, and a mark that is set while a verb changes the arrays. If
+the writer died during a change, the memory is refused or repaired. If the writer died between two verbs, the memory
+is valid. A file is also refused after a crash of the machine, unless it was closed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _FORMAT = 3
 SLOT_BYTES = 8
 PAGE_BYTES = 4096
 _HUGE_PAGE = 2 << 20
-_LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # what 2³¹ slots hold
-_MOST_OF_MAPPINGS = 0.95  # from which on a reservation that fails is short of mappings, not of bytes
+_LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # 3 << 29 keys fill 2³¹ slots
+_MOST_OF_MAPPINGS = 0.95  # above this share, a failed reservation is short of mappings, not of bytes
 CHANGING, REPLACING = 1, 2
-"""Marks: rows change, or all of them are replaced, which no repair can end."""
-# Words of the header; the shard's own state follows at _STATE, its account of pushes at _PUSHES.
+"""Marks: rows change, or all rows are replaced. No repair can complete a replacement."""
+# Words of the header. The shard's own state begins at _STATE, its record of pushes at _PUSHES.
 _MAGIC_AT, _FORMAT_AT, _FINGERPRINT_AT, _ROWS_AT, _TEXT_AT, _WRITING_AT, _CLOSED_AT, _BOOT_AT = range(8)
 _STATE, _PUSHES = 64, 128
 _FOREIGN = "not an arena of girih; remove it, or give another name"
@@ -50,12 +50,12 @@ _FOREIGN = "not an arena of girih; remove it, or give another name"
 
 @dataclass(frozen=True, slots=True)
 class ArenaShape:
-    """The sizes that a shard needs of its arena.
+    """The sizes that a shard needs from its arena.
 
     Attributes:
-        description: of the layout, as JSON in ASCII; an arena with another one is refused.
-        num_words: 32-bit words of a row, meta and padding included.
-        tables_bytes, cells_bytes: of the arrays whose size does not depend on the rows.
+        description: the layout as ASCII JSON; an arena with another description is refused.
+        num_words: 32-bit words of a row, with meta and padding.
+        tables_bytes, cells_bytes: sizes of the arrays that do not depend on the number of rows.
     """
 
     description: str
@@ -65,11 +65,11 @@ class ArenaShape:
 
     @property
     def fingerprint(self) -> int:
-        """63 bits of the description."""
+        """A 63-bit hash of the description."""
         return hash_of(self.description) >> 1
 
     def regions(self, reserve_rows: int) -> dict[str, tuple[int, int]]:
-        """(offset, size) of each region in bytes; ``end`` is where the last one ends."""
+        """Returns (offset, size) of each region in bytes. ``end`` marks the end of the last region."""
         index_bytes = SLOT_BYTES * index_slots(reserve_rows)
         sizes = {
             "header": PAGE_BYTES,
@@ -91,19 +91,20 @@ class ArenaShape:
 
 
 def index_slots(num_rows: int) -> int:
-    """The smallest index, a power of two, that holds ``num_rows`` keys at a load of at most 3/4."""
+    """Returns the smallest power of two of slots that holds ``num_rows`` keys at a load of at most 3/4."""
     return max(16, 1 << (-(-4 * num_rows // 3) - 1).bit_length())
 
 
 class Arena:
-    """The memory of one shard; made by :func:`open_arena`.
+    """The memory of one shard, made by :func:`open_arena`.
 
     Attributes:
         where: the arena's name, for errors.
-        attached: True where it held a shard already; torn: True where its writer died amid a change.
-        reserve_rows: rows that the address space has room for.
+        attached: True if it already held a shard; torn: True if its writer died during a change.
+        reserve_rows: the number of rows that fit into the address space.
         marks: int64[1], :data:`CHANGING` or :data:`REPLACING` while the arrays change.
-        state: int64[16], the shard's own words of the header; pushes: those of :class:`girih.store.memory.pushes.Pushes`.
+        state: int64[16], the shard's own words of the header; pushes: the words of
+            :class:`girih.store.memory.pushes.Pushes`.
     """
 
     def __init__(
@@ -120,24 +121,24 @@ class Arena:
 
     @property
     def is_claimed_ahead(self) -> bool:
-        """Whether memory must be claimed before it is touched; private memory comes by itself."""
+        """True if memory must be claimed before its first access. Private memory needs no claim."""
         return self._descriptor is not None
 
     def size_bytes(self, region: str) -> int:
-        """Bytes that a region has reserved."""
+        """Returns the reserved size of a region in bytes."""
         return self._places[region][1]
 
     def array(self, region: str, dtype: DTypeLike, *row_shape: int) -> NDArray[Any]:
-        """A whole region as an array of rows."""
+        """Returns a whole region as an array of rows."""
         offset, size = self._places[region]
         flat: NDArray[Any] = np.frombuffer(self._memory, dtype, size // np.dtype(dtype).itemsize, offset)
         return flat.reshape(-1, *row_shape)
 
     def claim(self, region: str, start: int, stop: int) -> None:
-        """Makes sure that bytes ``start`` to ``stop`` of a region can be touched.
+        """Makes sure that bytes ``start`` to ``stop`` of a region can be accessed.
 
         Raises:
-            StorageFullError: the reservation, the disk or the shared memory ends before.
+            StorageFullError: the reservation, the disk or the shared memory is too small.
         """
         offset, size = self._places[region]
         if stop > size:
@@ -146,14 +147,14 @@ class Arena:
             mapping.claim(self._descriptor, offset + start, offset + stop, self.where)
 
     def full(self) -> StorageFullError:
-        """The error to raise where the reservation ends."""
+        """Returns the error for a full reservation."""
         return StorageFullError(
             f"{self.where}: full, its address space was reserved for {self.reserve_rows:,} rows;"
             " raise reserve_rows, or give its tables an eviction with max_rows"
         )
 
     def clear(self, region: str, start: int, stop: int) -> None:
-        """Makes bytes of a region read 0, giving whole pages back to the system where it takes them."""
+        """Sets bytes of a region to 0. Returns whole pages to the system if the system accepts them."""
         offset, _ = self._places[region]
         first, last = -(-start // PAGE_BYTES) * PAGE_BYTES, stop // PAGE_BYTES * PAGE_BYTES
         advice = "MADV_DONTNEED" if self._descriptor is None else "MADV_REMOVE"
@@ -168,7 +169,7 @@ class Arena:
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
-        """Marks the arena while all that it holds is replaced."""
+        """Marks the arena while its whole content is replaced."""
         self.marks[0] = REPLACING
         try:
             yield
@@ -176,11 +177,14 @@ class Arena:
             self.marks[0] = 0
 
     def mark_whole(self) -> None:
-        """Takes the mark off that its last writer left."""
+        """Removes the mark that the last writer left."""
         self._header[_WRITING_AT], self.torn = 0, False
 
     def close(self) -> None:
-        """Writes all out, marks the arena closed and lets others attach; its arrays are not to be written."""
+        """Writes all data out, marks the arena closed and lets others attach.
+
+        Its arrays must not be written afterwards.
+        """
         if self._descriptor is not None:
             self._memory.flush()
             self._header[_CLOSED_AT] = 1
@@ -207,11 +211,11 @@ class Arena:
 
 
 def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
-    """Reserves memory for a shard, or attaches to memory that holds one.
+    """Reserves memory for a shard, or attaches to the memory of an existing shard.
 
     Raises:
-        ConfigError: the name is taken or cannot be used, another process has the arena open, it belongs to
-            another layout, or its writer died amid a change that is not to be repaired.
+        ConfigError: the name is taken or cannot be used, another process has the arena open, it belongs to another
+            layout, or its writer died during a change and ``repair`` is False.
         MissingFileError: there is nothing to attach to.
         StorageFullError: the system does not grant the reservation.
     """
@@ -257,7 +261,7 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
 
 
 def _reserve(shape: ArenaShape, reserve_rows: int | None, descriptor: int | None, where: str) -> Arena:
-    """Maps a new arena; a reservation by default shrinks until the system grants it."""
+    """Maps a new arena. Without ``reserve_rows``, the reservation shrinks until the system grants it."""
     room = mapping.room_bytes(descriptor) // (4 * shape.num_words)
     rows = reserve_rows or max(_LEAST_ROWS, min(_MOST_ROWS, room))
     while True:
@@ -301,7 +305,7 @@ def _attach(shape: ArenaShape, descriptor: int, where: str, repair: bool) -> Are
 
 
 def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
-    """Why memory is not an arena that may be attached to; empty where it is."""
+    """Returns why this memory may not be attached, or an empty text if it may."""
     header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
     if header[_MAGIC_AT] != _MAGIC:
         return _FOREIGN
@@ -313,9 +317,9 @@ def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
         return f"made for another layout: {mismatch}; restore from a checkpoint into a new arena"
     mend = "remove it and restore from a checkpoint"
     if header[_WRITING_AT] == REPLACING:
-        return f"its writer died as all rows were replaced, so some are missing; {mend}"
+        return f"its writer died while all rows were replaced, so some are missing; {mend}"
     if header[_WRITING_AT] and not repair:
-        return f"its writer died amid a change, so a row may be torn; attach with repair=True, or {mend}"
+        return f"its writer died during a change, so a row may be torn; attach with repair=True, or {mend}"
     boot = mapping.boot_number()
     if not header[_CLOSED_AT] and (boot == 0 or header[_BOOT_AT] != boot):
         return f"the machine went down before it was closed, so parts may be missing; {mend}"
@@ -323,7 +327,10 @@ def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
 
 
 def difference(actual: object, expected: object, path: str = "") -> str:
-    """The first place where two plain values differ, as ``segments[0].dim is 8, expected 16``; else empty."""
+    """Returns the first difference of two plain values, or an empty text.
+
+    Example: ``segments[0].dim is 8, expected 16``.
+    """
     if isinstance(actual, dict) and isinstance(expected, dict):
         for key in {**expected, **actual}:
             text = difference(actual.get(key), expected.get(key), f"{path}.{key}" if path else str(key))

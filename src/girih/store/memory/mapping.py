@@ -1,6 +1,6 @@
-"""Memory from the operating system: reserved, claimed, locked.
+"""Memory from the operating system: reserving, claiming and locking.
 
-Nothing here knows what the memory is for. Sizes are bytes.
+This module does not know the use of the memory. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _ZEROS = bytes(1 << 20)
 
 
 def map_memory(descriptor: int | None, size: int) -> mmap.mmap:
-    """Zero pages that cost nothing until they are touched.
+    """Maps pages of zeros that take no memory until their first access.
 
-    They are private, or those of a sparse file or of shared memory that is made ``size`` long.
+    They are private, or they map a sparse file or shared memory, which becomes ``size`` bytes long.
     """
     if descriptor is None:
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
@@ -36,17 +36,17 @@ def map_memory(descriptor: int | None, size: int) -> mmap.mmap:
 
 
 def claim(descriptor: int, start: int, stop: int, where: str) -> None:
-    """Has the system set memory aside for a range, so that touching it cannot fail.
+    """Sets memory aside for a range, so that access cannot fail.
 
     Raises:
-        StorageFullError: it has no more.
+        StorageFullError: the system has no more memory.
     """
     if stop <= start:
         return
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, start, stop - start)
-        else:  # macOS: writing is the only way; the range has not been used yet
+        else:  # macOS: only writing claims memory; the range is not in use yet
             for at in range(start, stop, len(_ZEROS)):
                 os.pwrite(descriptor, _ZEROS[: stop - at], at)
     except OSError as error:
@@ -56,32 +56,32 @@ def claim(descriptor: int, start: int, stop: int, where: str) -> None:
                 " free space, or give its tables an eviction with max_rows"
             ) from None
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENXIO, errno.ESPIPE):
-            raise  # those mean that this kind of memory cannot be claimed ahead
+            raise  # these errors mean that this kind of memory cannot be claimed ahead
 
 
 def lock(descriptor: int, where: str) -> None:
     """Takes the arena for this process.
 
     Raises:
-        ConfigError: another one has it.
+        ConfigError: another process has the arena.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"{where}: another process has it open; stop that one first") from None
+        raise ConfigError(f"{where}: another process has it open; stop that process first") from None
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # shared memory has no locks on macOS
             raise
 
 
 def unlock(descriptor: int) -> None:
-    """Gives the arena back; a mapping alone does not hold it."""
+    """Releases the arena. Its mapping may stay: a mapping does not lock."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def open_shared(name: str, flags: int) -> int:
-    """Opens POSIX shared memory by name; ``flags`` are those of ``os.open``."""
+    """Opens POSIX shared memory by name. ``flags`` are the flags of ``os.open``."""
     return int(_posixshmem().shm_open(f"/{name}", flags, mode=0o600))
 
 
@@ -89,18 +89,21 @@ def unlink_shared(name: str) -> None:
     """Removes the name of POSIX shared memory.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the name does not exist.
     """
     _posixshmem().shm_unlink(f"/{name}")
 
 
 def _posixshmem() -> ModuleType:
-    """The module below multiprocessing, whose ``SharedMemory`` would unlink what should outlive us."""
+    """Returns the module below multiprocessing.
+
+    ``SharedMemory`` of multiprocessing would unlink memory that should outlive this process.
+    """
     return importlib.import_module("_posixshmem")
 
 
 def room_bytes(descriptor: int | None) -> int:
-    """Bytes that the medium could hold if it were empty: the file system, or the machine's memory."""
+    """Returns the bytes that an empty medium could hold: the file system, or the machine's memory."""
     if descriptor is not None:
         with contextlib.suppress(OSError):
             system = os.fstatvfs(descriptor)
@@ -110,8 +113,8 @@ def room_bytes(descriptor: int | None) -> int:
 
 
 def mappings() -> tuple[int, int]:
-    """The mappings that this process has, and those that it may have; 0 and 0 if the system does not report them."""
-    few_bytes = 4096  # the default of Python 3.14 needs a mapping, and there may be none left
+    """Returns the mappings that this process has and may have, or 0 and 0 if the system does not report them."""
+    few_bytes = 4096  # Python 3.14's default buffer needs a mapping, and perhaps none is left
     with contextlib.suppress(OSError, ValueError):
         with Path("/proc/self/maps").open("rb", few_bytes) as lines:
             count = sum(1 for _ in lines)
@@ -121,7 +124,7 @@ def mappings() -> tuple[int, int]:
 
 
 def boot_number() -> int:
-    """63 bits that change when the machine starts; 0 where the system does not tell."""
+    """Returns 63 bits that change at each start of the machine, or 0 if the system does not report them."""
     with contextlib.suppress(OSError, ValueError):
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
         return int(text, 16) >> 65
@@ -130,9 +133,9 @@ def boot_number() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heap:
-    """Private memory, on huge pages where the system has them.
+    """Private memory, on huge pages if the system has them.
 
-    ``reserve_rows`` bounds the rows; by default as many as the machine's memory could hold.
+    ``reserve_rows`` limits the rows. By default, the limit is the number of rows that fit into the machine's memory.
     """
 
     where: ClassVar[str] = "heap arena"
@@ -141,9 +144,10 @@ class Heap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """POSIX shared memory, which outlives the process; ``attach`` goes on with what is there.
+    """POSIX shared memory, which outlives the process. ``attach`` continues with existing memory.
 
-    ``repair`` has an attached one made whole whose writer was killed amid a change. ``segment`` is its name, without slashes. An attached arena keeps the rows that it was reserved for.
+    If its writer was killed during a change, ``repair`` repairs an attached arena. ``segment`` is its name, without
+    slashes. An attached arena keeps its number of reserved rows.
     """
 
     segment: str
@@ -159,7 +163,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A memory-mapped sparse file; ``attach`` and ``repair`` as with :class:`Shared`."""
+    """A memory-mapped sparse file. ``attach`` and ``repair`` work as with :class:`Shared`."""
 
     path: str
     attach: bool = False
@@ -176,7 +180,7 @@ ArenaOptions = Heap | Shared | File
 
 
 def remove_arena(options: ArenaOptions) -> None:
-    """Removes a shared or file arena by name, if it is there; who has it mapped keeps the memory."""
+    """Removes a shared or file arena by name, if it exists. Processes that have it mapped keep the memory."""
     with contextlib.suppress(FileNotFoundError):
         if isinstance(options, File):
             os.unlink(options.path)

@@ -1,11 +1,13 @@
-"""The pushes that a shard has applied, in words of its arena: one that is sent again moves each row once.
+"""The pushes that a shard has applied, in words of its arena. A push that is sent again moves each row once.
 
-Pushes come in lanes, whose numbers go up: one that is not above the last of its lane was applied already. What a lane is, and
-a number, whoever pushes knows; pushes that may overtake each other need a lane each. Of each lane the last push that was applied whole is known, and one that was cut short: how many of its
-keys were served. Sent again, with the same keys in the same order, it goes on there.
+Each push has a lane, and numbers in a lane increase. A push whose number is not above the last number of its lane was
+applied already. The senders define lanes and numbers. Pushes that may overtake each other need separate lanes.
 
-It is by row and not by shard that a push is applied once: the place in it costs one word per row, written where the row
-that moves is noted anyway, and nothing but the one row that was moving is given up.
+For each lane the shard knows the last push that was applied completely. It also knows a push that was cut short, and
+how many of its keys were served. If that push is sent again with the same keys in the same order, it continues there.
+
+Pushes are applied once per row, not once per shard. This costs one word per row, written where the moving row is
+recorded anyway. After a crash, only the row that was moving is given up.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ _MOST = (1 << 62) - 1
 
 
 class Push(NamedTuple):
-    """The name of a push: its lane, from 0, and its number there, from 1."""
+    """The name of a push: its lane, from 0, and its number in the lane, from 1."""
 
     lane: int
     number: int
 
 
 class CutPush(NamedTuple):
-    """A push that was cut short: how many keys it had, and how many of them, from the first on, were served."""
+    """A push that was cut short: its number of keys, and how many of them, from the first on, were served."""
 
     push: Push
     num_keys: int
@@ -41,11 +43,12 @@ class CutPush(NamedTuple):
 
 
 class Pushes:
-    """The account of a shard.
+    """The record of pushes of a shard.
 
     Args:
-        words: int64[1 + 88 · 4] of the arena, all 0 at first: one more than the lane of the push that is under way; of each
-            lane the last push, the one that was cut short, its keys and how many of them were served.
+        words: int64[1 + 88 · 4] of the arena, all 0 at first. The first word is the lane of the running push + 1.
+            Each lane has four words: the last push, the push that was cut short, its keys, and how many of them were
+            served.
         state: the shard's own words.
     """
 
@@ -54,10 +57,10 @@ class Pushes:
 
     @contextlib.contextmanager
     def taking(self, push: Push, num_keys: int) -> Iterator[int]:
-        """Notes a push as under way, and as applied at the end; to be used amid a change.
+        """Records a push as running, and as applied at the end. Call it only during a change.
 
         Yields:
-            How many of its keys were served before: all, if it was applied.
+            The number of its keys that were served before: all keys, if the push was applied.
 
         Raises:
             ConfigError: a lane or number out of range, or other keys than when the push was cut short.
@@ -77,8 +80,8 @@ class Pushes:
             words[_CUT] = number
         elif words[_NUM_KEYS] != num_keys:
             raise ConfigError(
-                f"push {number} of lane {lane}: {num_keys:,} keys, expected the {words[_NUM_KEYS]:,} with which it was cut"
-                " short; send it again as it was"
+                f"push {number} of lane {lane}: {num_keys:,} keys, expected {words[_NUM_KEYS]:,} as when it was cut"
+                " short; send the same keys again"
             )
         self._state[layout.AMID] = int(words[_DONE]) << 32
         self._lane[0] = lane + 1
@@ -90,18 +93,18 @@ class Pushes:
             self.settle()
 
     def settle(self) -> None:
-        """Notes how far the push under way has come, if there is one; the row that it was moving is given up."""
+        """Records the progress of the running push, if there is one. Gives up the row that was moving."""
         if self._lane[0]:
             _, row, position = noted(int(self._state[layout.AMID]))
             self._lanes[self._lane[0] - 1, _DONE] = position + (row >= 0)
             self._lane[0] = 0
 
     def last(self, lane: int) -> int:
-        """The last push of a lane that was applied whole; 0 before the first."""
+        """Returns the number of the last push of a lane that was applied completely; 0 before the first push."""
         return int(self._lanes[lane, _LAST])
 
     def cut(self) -> list[CutPush]:
-        """The pushes that were cut short and not sent again."""
+        """Returns the pushes that were cut short and not sent again."""
         return [
             CutPush(Push(lane, int(words[_CUT])), int(words[_NUM_KEYS]), int(words[_DONE]))
             for lane, words in enumerate(self._lanes)

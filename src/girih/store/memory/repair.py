@@ -1,16 +1,17 @@
-"""A shard whose writer was killed amid a change: index, free rows and lists made anew from the rows.
+"""Repairs a shard whose writer was killed during a change. Rebuilds index, free rows and lists from the rows.
 
-A row says by itself which key it has. Of all rows only the one that is noted in the shard's state may be half done (see
+Each row contains its key. Only the row that is recorded in the shard's state may be half changed (see
 :mod:`girih.kernels.cpu.rows`):
 
-- one that was being made has no key again: its value is a function of the key, so nothing is lost;
-- one that was leaving has left;
-- one that a gradient was moving, or that was being set, stays, since each of its numbers is the one before or the one behind.
-  It is told.
+- A row that was being made loses its key. Its value is a function of the key, so nothing is lost.
+- A row that was leaving leaves.
+- A row that a gradient was moving, or that was being set, stays. Each of its numbers is from before or after the
+  change. The repair reports this row.
 
-A list is followed from its oldest row by the newer ones: links are written in an order in which no row but the one that a
-verb moves is ever missing there, and that one goes to the newest end. Where more are missing, as after a repair that
-was killed itself, the list is ordered by last use. Counters, and a Bloom filter, may lack what the verb did last.
+The repair follows each list from its oldest row to newer rows. Links are written in such an order that only the row
+that a verb moves can be missing from its list. This row goes to the newest end. If more rows are missing, for example
+after a repair that was killed, the list is ordered by last use. Counters and Bloom filters may lack the last actions
+of the verb.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from girih.store.spec import Bools, Ints
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The state in which a shard was found whose writer was killed amid a change.
+    """The result of a repair after the shard's writer was killed during a change.
 
     Attributes:
-        torn: (id, table) of the key whose row has some numbers from before a change and some from behind it, if there is one.
-        num_unmade: rows that were being made, 0 or 1: their keys have none.
+        torn: (id, table) of the key whose row mixes numbers from before and after a change, if there is one.
+        num_unmade: rows that were being made, 0 or 1: their keys have no row.
         cut: pushes that wait to be sent again; a torn row counts as served.
     """
 
@@ -43,7 +44,7 @@ class Repaired:
 
 
 def repair(memory: ShardMemory, listed: Bools) -> Repaired:
-    """Makes a shard whole; to be called before any verb. If it is cut short itself, it can be made again.
+    """Repairs a shard. Call it before any verb. A repair that was cut short can run again.
 
     Args:
         listed: bool[T], whether a table keeps its rows in a list.
@@ -77,7 +78,7 @@ def repair(memory: ShardMemory, listed: Bools) -> Repaired:
 
 
 def _in_order(arrays: Shard, table: int, live: Ints) -> Ints:
-    """All rows of a table, oldest first, as far as its list tells."""
+    """Returns all rows of a table, oldest first, if its list is complete enough to tell."""
     mine = live[arrays.meta[live, layout.TABLE] == table]
     rows_ever = int(arrays.state[layout.ROWS_EVER])
     seen, ordered = np.zeros(rows_ever, np.uint8), np.empty(rows_ever, np.int32)

@@ -1,7 +1,7 @@
-"""The arrays of one shard on their arena, and how they grow: rows in place, the index into fresh memory.
+"""The arrays of one shard on their arena, and their growth. Rows grow in place, and the index grows into fresh memory.
 
-Neither stops the world: memory is claimed and given back in pieces, and the slots of the index move little by
-little, as keys are added (see ``kernels.cpu.index``).
+Growth does not stop other work. Memory is claimed and returned in pieces. The slots of the index move gradually,
+while keys are added (see ``kernels.cpu.index``).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from girih.store.memory.pushes import Pushes
 from girih.store.spec import LAST_STEP, Longs
 
 READS = [layout.LOOKUPS, layout.HITS, layout.FULL]
-"""Counters of reads for training, which rows that are set leave alone."""
+"""Counters of reads for training. Setting rows does not change them."""
 _FIRST_SLOTS = 1 << 10
 _LEAST_GROWTH_ROWS = 1 << 12
 _CLAIMED_BYTES = 32 << 20
 _MOST_MOVED_BY_A_READ = 1 << 16  # slots: half a huge page of the next index
 _RETURNED_BYTES = 4 << 20  # whole huge pages
-_STRETCHES = 4  # that fill a save's log, at least: it is emptied when the next one might not fit
+_STRETCHES = 4  # stretches that fill a save's log: the log is emptied when the next one might not fit
 _SPILL_SLOTS = 1 << 16  # a cluster that begins in claimed memory ends in claimed memory
 
 
@@ -41,16 +41,16 @@ NO_SAVE: dict[str, Any] = {
 }
 NO_NOTES: dict[str, Any] = {"changed": np.zeros(0, np.uint8), "left": np.zeros((0, 2), np.int64)}
 MOST_LEFT = (1 << 20) - 1
-"""Keys whose rows left that notes of changes have room for: 16 MiB of address space, filled as they come."""
+"""The maximum number of left keys in the records of changes: 16 MiB of address space, filled on demand."""
 
 
 class Keeper(Protocol):
-    """A save that is under way, as verbs see it."""
+    """A running save, as verbs see it."""
 
     most_records: int
 
     def make_room(self, num_records: int) -> None:
-        """Makes sure that ``num_records``, ``most_records`` at most, can be kept."""
+        """Makes sure that ``num_records``, at most ``most_records``, can be kept."""
 
 
 class TableCounts(ABC):
@@ -58,7 +58,7 @@ class TableCounts(ABC):
 
     @abstractmethod
     def table_counts(self) -> Longs:
-        """int64[T, 16] on the host; for columns see :mod:`girih.kernels.cpu.layout`."""
+        """Returns int64[T, 16] on the host; for columns see :mod:`girih.kernels.cpu.layout`."""
 
     def num_rows_of(self, table: int) -> int:
         """Rows of one table."""
@@ -70,27 +70,27 @@ class TableCounts(ABC):
         return rows
 
     def counters(self, table: int | None = None) -> dict[str, int]:
-        """Counts of what happened so far, in one table or in all; see :meth:`Store.counters`."""
+        """Returns counts of events so far, in one table or in all; see :meth:`Store.counters`."""
         return counters_of(
             self.table_counts()[slice(None) if table is None else table].reshape(-1, layout.TABLE_COLUMNS)
         )
 
 
 def counters_of(counts: Longs) -> dict[str, int]:
-    """The sums of the counters of some tables, int64[·, 16]."""
+    """Returns the sums of the counters of some tables, int64[·, 16]."""
     return {name: int(counts[:, column].sum()) for name, column in layout.COUNTERS.items()}
 
 
 class ShardMemory(TableCounts):
-    """Owns a shard's memory.
+    """The memory of a shard.
 
     Attributes:
-        arrays: what kernels work on; replaced when the index begins and ends to grow.
+        arrays: the arrays for kernels; replaced when growth of the index begins or ends.
         lock: held while arrays change, and while a save copies some of them.
-        pushes: those that were applied, or cut short.
-        saving: what keeps records as a save needs them; None while there is no save.
-        num_returned_slots: slots of an index that grows whose memory went back to the system.
-        noted_since: what whoever asked for notes of changes called the moment from which on they are kept; None keeps none.
+        pushes: the pushes that were applied or cut short.
+        saving: keeps records for a running save; None without a save.
+        num_returned_slots: slots of a growing index whose memory was returned to the system.
+        noted_since: the name of the moment since which changes are recorded; None records nothing.
     """
 
     def __init__(self, arena: Arena, num_columns: int, num_words: int) -> None:
@@ -139,7 +139,7 @@ class ShardMemory(TableCounts):
 
     @property
     def last_step(self) -> int:
-        """The largest step seen; 0 before the first."""
+        """The largest step seen; 0 before the first step."""
         return int(self.arrays.state[layout.LAST_STEP])
 
     def check_open(self) -> None:
@@ -149,7 +149,7 @@ class ShardMemory(TableCounts):
 
     @contextlib.contextmanager
     def changing(self, step: int = 0) -> Iterator[None]:
-        """Marks the arena while its arrays change; remembers the step."""
+        """Marks the arena while its arrays change, and stores the step."""
         state, marks = self.arrays.state, self.arena.marks
         if step > state[layout.LAST_STEP]:
             state[layout.LAST_STEP] = step
@@ -163,7 +163,10 @@ class ShardMemory(TableCounts):
 
     @contextlib.contextmanager
     def setting(self) -> Iterator[int]:
-        """:meth:`changing` while rows are set; yields the step of that, and counts no reads."""
+        """Marks the arena like :meth:`changing` while rows are set.
+
+        Yields the step of the setting, and counts no reads.
+        """
         step = min(self.last_step + 1, LAST_STEP)
         with self.changing():
             before = self.arrays.tables[:, READS]
@@ -172,14 +175,16 @@ class ShardMemory(TableCounts):
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[None]:
-        """Marks the arena while all that it holds is replaced: a repair cannot tell what is still to come."""
+        """Marks the arena while its whole content is replaced. A repair cannot complete a replacement."""
         with self.lock, self.arena.replacing():
             yield
 
     def stretches(self, num_keys: int, records_per_key: int, first: int = 0) -> Iterable[slice]:
-        """All keys from ``first`` on at once; while a save is under way, as many at a time as it has room to keep records of.
+        """Yields all keys from ``first`` on in one slice.
 
-        To be asked for amid a change only.
+        During a save, yields slices whose records the save has room for.
+
+        Call it only during a change.
         """
         if self.saving is None:
             return (slice(first, num_keys),) if first < num_keys else ()
@@ -197,15 +202,15 @@ class ShardMemory(TableCounts):
             yield slice(start, stop)
 
     def make_room(self, num_records: int) -> None:
-        """Has the save that is under way, if any, make room for ``num_records``."""
+        """Asks a running save to make room for ``num_records``."""
         if self.saving is not None:
             self.saving.make_room(num_records)
 
     def begin_saving(self, keeper: Keeper, num_chunks: int, num_records: int, num_logged: int) -> None:
-        """From now on records are kept before they change; ``saving`` is still to be filled in.
+        """Starts to keep records before they change. The caller must still fill in ``saving``.
 
         Raises:
-            ConfigError: another save is under way.
+            ConfigError: another save is running.
         """
         self.check_open()
         if self.saving is not None:
@@ -220,14 +225,14 @@ class ShardMemory(TableCounts):
         self.saving = keeper
 
     def end_saving(self) -> None:
-        """Nothing is kept any more, and the memory for it given back; to be called with the lock held."""
+        """Stops keeping records, and frees their memory. The caller holds the lock."""
         self.saving = None
         self.arrays = self.arrays._replace(**NO_SAVE)
 
     def note_changes(self, since: int) -> None:
-        """Keeps notes, from now on, of rows that change and of keys whose rows leave; earlier ones are forgotten."""
+        """Records from now on the rows that change and the keys whose rows leave. Forgets earlier records."""
         arrays = self.arrays
-        if not len(arrays.left):  # address space alone, until rows change
+        if not len(arrays.left):  # only address space until rows change
             num_bytes = -(-self.arena.reserve_rows // 8)
             changed, left = np.zeros(num_bytes, np.uint8), np.zeros((1 + MOST_LEFT, 2), np.int64)
             self.arrays = arrays._replace(changed=changed, left=left)
@@ -237,7 +242,7 @@ class ShardMemory(TableCounts):
         self.noted_since = since
 
     def forget_changes(self) -> None:
-        """Ends the notes: what is there now is no change of what was."""
+        """Ends the recording of changes, because the current rows do not follow from the earlier rows."""
         self.noted_since = None
         self.arrays = self.arrays._replace(**NO_NOTES)
 
@@ -258,10 +263,10 @@ class ShardMemory(TableCounts):
         state[layout.ROWS_COMMITTED] = wanted
 
     def grow_index(self) -> None:
-        """Does what a full index waits for: begins to grow it, claims more memory, or ends its growth.
+        """Serves a full index: starts its growth, claims more memory, or ends its growth.
 
         Raises:
-            StorageFullError: there is no more memory; the index holds what it held.
+            StorageFullError: there is no more memory. The index is unchanged.
         """
         state = self.arrays.state
         num_slots = int(state[layout.INDEX_SLOTS])
@@ -283,21 +288,21 @@ class ShardMemory(TableCounts):
             self.num_returned_slots = 0
 
     def grow_on(self, num_keys: int) -> None:
-        """Moves some slots of an index that grows, so that it comes to an end where no key is new.
+        """Moves some slots of a growing index, so that growth also ends if no new keys come.
 
-        To look into both of its sizes takes twice as long as to look into one.
+        A search in both sizes takes twice as long as a search in one.
         """
         state = self.arrays.state
         if state[layout.GROWING] and state[layout.GROW_MOVED] >= state[layout.GROW_CLAIMED]:
             try:
                 self.grow_index()
             except StorageFullError:
-                return  # a new key will say so
+                return  # the next new key raises this error
         if state[layout.GROWING]:
             index.move_slots(self.arrays, min(2 * num_keys, _MOST_MOVED_BY_A_READ))
 
     def reserve_index(self, more: int) -> None:
-        """Makes sure that ``more`` keys can be added without growing, at once.
+        """Makes sure that ``more`` keys can be added without growth. Grows at once if necessary.
 
         Raises:
             StorageFullError: there is no more memory.
@@ -314,12 +319,12 @@ class ShardMemory(TableCounts):
             self.grow_index()
 
     def renew_index(self, num_rows: int) -> None:
-        """Begins with an empty index, for ``num_rows`` keys and some more, whatever the index was amid.
+        """Starts with an empty index for ``num_rows`` keys and some more, regardless of a growth that was interrupted.
 
         Raises:
             StorageFullError: there is no more memory.
         """
-        # four times the slots, if it was caught as one index replaced the other
+        # up to four times the slots are used if a process was killed while one index replaced the other
         used = 4 * SLOT_BYTES * int(self.arrays.state[layout.INDEX_SLOTS])
         for side in map(_side, range(2)):
             self.arena.clear(side, 0, min(used, self.arena.size_bytes(side)))
@@ -330,11 +335,11 @@ class ShardMemory(TableCounts):
         self._see_index()
 
     def give_back(self) -> None:
-        """Returns memory of slots that have moved to the system, piece by piece."""
+        """Returns memory of moved slots to the system, piece by piece."""
         state = self.arrays.state
         start, piece = int(state[layout.GROW_START]), _RETURNED_BYTES // SLOT_BYTES
         moved, num_slots = start + int(state[layout.GROW_MOVED]), int(state[layout.INDEX_SLOTS])
-        # What spills around the end lies behind the start, up to a piece; it goes last.
+        # Entries that spill around the end are up to one piece after the start. That piece is returned last.
         first = -(-(start + _SPILL_SLOTS) // piece) * piece + self.num_returned_slots
         while first + piece + _SPILL_SLOTS < moved and first + piece <= num_slots:
             side = _side(int(state[layout.INDEX_SIDE]))
@@ -352,7 +357,7 @@ class ShardMemory(TableCounts):
         )
 
     def clear(self) -> None:
-        """Forgets all rows, counters, Bloom filters and notes of changes; memory of rows stays."""
+        """Forgets all rows, counters, Bloom filters and recorded changes. Keeps the memory of rows."""
         self.forget_changes()
         state = self.arrays.state
         side, num_slots = int(state[layout.INDEX_SIDE]), int(state[layout.INDEX_SLOTS])
@@ -368,7 +373,7 @@ class ShardMemory(TableCounts):
 
     @property
     def num_next_slots(self) -> int:
-        """Slots of the next index that have memory; what moved there and was given back to the system is in neither."""
+        """Slots of the next index that have memory. Memory returned to the system is in neither index."""
         state = self.arrays.state
         if not self.arena.is_claimed_ahead:
             return 2 * int(state[layout.GROW_MOVED])
@@ -377,14 +382,14 @@ class ShardMemory(TableCounts):
         return min(last, len(self.arrays.next_slots)) if claimed else 0
 
     def close(self) -> None:
-        """Lets go of the arena."""
+        """Releases the arena."""
         if not self._closed:
             self._closed = True
             self.arena.close()
 
 
 def index_bytes(num_rows: int) -> int:
-    """Bytes of the index of ``num_rows`` rows once it does not grow, if none ever left."""
+    """Returns the bytes of the index of ``num_rows`` rows when it does not grow, if no row ever left."""
     return SLOT_BYTES * max(_FIRST_SLOTS, index_slots(num_rows))
 
 
@@ -395,7 +400,7 @@ def _claim_slots(memory: ShardMemory, num_slots: int) -> None:
     wanted = num_slots
     if memory.arena.is_claimed_ahead:
         wanted = min(num_slots, claimed + _CLAIMED_BYTES // SLOT_BYTES // 2)
-        # The stretch begins at twice the start, goes around the end, and is rounded up by a spill.
+        # The range begins at twice the start, wraps around the end, and is rounded up by a spill.
         first = 0 if claimed == 0 else 2 * (start + claimed)
         last = min(2 * (start + wanted) + _SPILL_SLOTS, 2 * num_slots)
         side = _side(1 - int(state[layout.INDEX_SIDE]))
@@ -408,7 +413,7 @@ def _side(number: int) -> str:
 
 
 def _set_index(state: Longs, side: int, num_slots: int) -> None:
-    """Begins with an index of ``num_slots`` that does not grow."""
+    """Starts with an index of ``num_slots`` that does not grow."""
     state[layout.INDEX_SIDE], state[layout.INDEX_SLOTS] = side, num_slots
     state[layout.INDEX_SHIFT] = layout.TAG_BITS - num_slots.bit_length() + 1
     state[[layout.GROWING, layout.GROW_START, layout.GROW_MOVED, layout.GROW_CLAIMED]] = 0

@@ -1,1 +1,1 @@
-"""The rows of a shard: how they lie in memory, and which keys have one."""
+"""The rows of a shard: their layout in memory, and the keys that have rows."""

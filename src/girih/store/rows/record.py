@@ -30,11 +30,11 @@ class RowLayout:
     """The layout of the rows in one shard of a group.
 
     Attributes:
-        num_words: V, meta and padding included.
+        num_words: V, with meta and padding.
         kernel: segments, their optimizers' state and the tables' rules, for kernels.
         num_cells: bytes of all Bloom filters of this shard.
         first_hyper: float64[S, 8], hyperparameters with which the state of a new row begins.
-        description: what an arena or a snapshot must agree with, as plain values for JSON.
+        description: the description that an arena or a snapshot must match, as plain values for JSON.
     """
 
     num_words: int
@@ -45,12 +45,12 @@ class RowLayout:
 
     @property
     def listed(self) -> NDArray[np.bool_]:
-        """bool[T]: whether a table keeps its rows in a list."""
+        """bool[T]: True for tables that keep their rows in a list."""
         listed: NDArray[np.bool_] = self.kernel.rules[:, layout.EVICTION] != layout.EVICT_NONE
         return listed
 
     def cells_of(self, table: int) -> slice:
-        """A table's Bloom cells in this shard, among all cells."""
+        """Returns the range of a table's Bloom cells among all cells of this shard."""
         bloom = self.kernel.bloom[table]
         start = int(bloom[layout.CELLS_START])
         return slice(start, start + int(bloom[layout.NUM_BLOCKS] * bloom[layout.BLOCK_CELLS]))
@@ -96,7 +96,7 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
 
 
 def without_values(row_layout: RowLayout, num_words: int) -> RowLayout:
-    """The same rows without segments, in ``num_words`` words: their meta, and what else is to lie there."""
+    """Returns a layout without segments, in ``num_words`` words: the meta, and other words that the caller defines."""
     kernel, num_tables = row_layout.kernel, len(row_layout.kernel.rules)
     bare = kernel._replace(
         dtype=layout.FLOAT32,
@@ -111,7 +111,7 @@ def without_values(row_layout: RowLayout, num_words: int) -> RowLayout:
 
 
 def hyper_rows(spec: GroupSpec, lr_scale: float, step: int) -> NDArray[np.float64]:
-    """The optimizers' numbers for one step, float64[S, 8]."""
+    """Returns the optimizers' numbers for one step, float64[S, 8]."""
     return np.array([hyper_row(segment.optimizer, lr_scale, step) for segment in spec.segments])
 
 
@@ -141,13 +141,16 @@ def _describe(spec: GroupSpec, shard: int, num_shards: int) -> Description:
 
 
 def without_hyperparameters(description: Description) -> dict[str, object]:
-    """The part of a description that memory is bound to; the numbers of optimizers may change."""
+    """Returns the part of a description that memory must agree with.
+
+    The hyperparameters of optimizers are left out, because they may change.
+    """
     segments = [{**s, "optimizer": s["optimizer"]["name"]} for s in description["segments"]]
     return {**description, "segments": segments}
 
 
 def block_range(total_blocks: int, shard: int, num_shards: int) -> tuple[int, int]:
-    """The first Bloom block that keys of a shard fall into, and the number of such blocks."""
+    """Returns the first Bloom block for keys of a shard, and the number of its blocks."""
     first_hash = -(-(shard << 32) // num_shards)
     last_hash = -(-((shard + 1) << 32) // num_shards) - 1
     first, last = (first_hash * total_blocks) >> 32, (last_hash * total_blocks) >> 32

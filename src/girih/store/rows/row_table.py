@@ -1,4 +1,4 @@
-"""The keys that have rows: they come when they are read for training, and go when they expire or are evicted.
+"""The keys that have rows. Keys get rows when training reads them, and lose rows by expiry or eviction.
 
 Shapes: U unique keys, W columns of a row that training sees, T tables.
 """
@@ -18,14 +18,17 @@ from girih.store.rows.record import RowLayout
 from girih.store.spec import Floats, Ints, Longs
 
 LFU_SHARE = 16
-# What a save must have room to keep: a row and its neighbours; besides, the newest row and one to be taken, or
-# the Bloom cells of a key.
+# Records that a save must have room for. A drop changes a row and its neighbours. A read also changes the newest row
+# and the new row, or the Bloom cells of a key.
 _RECORDS_PER_DROP, _RECORDS_PER_READ = 3, 8
 _UNBOUNDED = 1 << 31
 
 
 def moments(rules: NDArray[np.int64], step: int, clock: Clock) -> Longs:
-    """int64[T]: the step, or the second, by which each table measures age; see :class:`girih.kernels.cpu.layout.Layout`."""
+    """Returns the step, or the second, by which each table measures age, int64[T].
+
+    See :class:`girih.kernels.cpu.layout.Layout`.
+    """
     now = np.full(len(rules), step, np.int64)
     in_seconds = rules[:, layout.IN_SECONDS] != 0
     if in_seconds.any():
@@ -37,10 +40,10 @@ class ReadTarget(NamedTuple):
     """Memory that a read writes.
 
     Attributes:
-        out: float32[U, W], but for rows whose addresses are asked for and lie in the shard.
+        out: float32[U, W], except rows that are in the shard and whose addresses are requested.
         addresses: int64[U]: see :meth:`Store.lookup`.
-        rows: int32[U], the result, as far as it goes if an error is raised; new memory if None.
-        known: int32[U]: where the rows were before any was made.
+        rows: int32[U], the result, incomplete if an error is raised; new memory if None.
+        known: int32[U]: the row numbers before the read made new rows.
     """
 
     out: Floats
@@ -50,11 +53,11 @@ class ReadTarget(NamedTuple):
 
 
 class MadeRows(NamedTuple):
-    """The rows of keys, as :meth:`RowTable.make` found or made them.
+    """The rows of keys that :meth:`RowTable.make` found or made.
 
     Attributes:
-        rows: int32[U], -1 for none. known: int32[U], those that were there before.
-        full: the error that ended the call; the keys before were served.
+        rows: int32[U], -1 for none. known: int32[U], the rows that existed before.
+        full: the error that ended the call; all keys before it were served.
     """
 
     rows: Ints
@@ -63,7 +66,7 @@ class MadeRows(NamedTuple):
 
 
 class RowTable:
-    """The rows of a shard's keys; arguments are checked by :class:`Store`.
+    """The rows of a shard's keys. :class:`Store` checks the arguments.
 
     Args:
         clock: seconds since 1970, for tables whose rows expire after some seconds.
@@ -78,24 +81,24 @@ class RowTable:
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory kept from call to call."""
+        """Bytes of memory that is kept between calls."""
         return self._tags.nbytes
 
     def now(self, step: int) -> Longs:
-        """int64[T]: the step, or the second, by which each table measures age."""
+        """Returns int64[T]: the step, or the second, by which each table measures age."""
         return moments(self._rules, step, self._clock)
 
     def read(self, keys: Keys, now: Longs, step: int, target: ReadTarget, *, forced: bool = False) -> Ints:
-        """Marks rows as used, makes rows for new keys that are admitted, or for all if ``forced``.
+        """Marks rows as used. Makes rows for new keys that are admitted, or for all new keys if ``forced``.
 
         Args:
             now: int64[T], see :meth:`now`.
 
         Returns:
-            int32[U]: where the rows are, -1 for none.
+            int32[U]: row numbers, -1 for none.
 
         Raises:
-            StorageFullError: no memory for more rows; the keys before were served.
+            StorageFullError: no memory for more rows. All keys before this point were served.
         """
         memory, kernel = self._memory, self._kernel
         ids, tables, counts, _ = keys
@@ -139,14 +142,14 @@ class RowTable:
         return rows
 
     def make(self, keys: Keys, now: Longs, step: int, *, forced: bool = False) -> MadeRows:
-        """:meth:`read` of rows whose values lie elsewhere."""
+        """Finds or makes rows as :meth:`read` does, if the values are not in the rows."""
         num_keys = len(keys.ids)
         full: BaseException | None = None
         rows, known = np.full(num_keys, layout.NO_ROW, np.int32), np.zeros(num_keys, np.int32)
         target = ReadTarget(np.empty((num_keys, 0), np.float32), None, rows, known)
         try:
             self.read(keys, now, step, target, forced=forced)
-        except BaseException as error:  # rows that it made must forget values of others first
+        except BaseException as error:  # the new rows must first forget the values of earlier keys
             full = error
         return MadeRows(rows, known, full)
 
@@ -162,7 +165,7 @@ class RowTable:
         return rows
 
     def expire(self, step: int) -> Longs:
-        """Removes rows that were not used for long enough; returns the moments by which age is measured, see :meth:`now`."""
+        """Removes rows that were not used for too long. Returns the moments by which age is measured (:meth:`now`)."""
         now = moments(self._rules, step, self._clock)
         for part in self._memory.stretches(_UNBOUNDED, _RECORDS_PER_DROP) if self._any_expire else ():
             most = part.stop - part.start
@@ -171,21 +174,21 @@ class RowTable:
         return now
 
     def drop(self, rows: Ints) -> int:
-        """Removes rows, each named once, none where -1; returns how many there were."""
+        """Removes rows and returns how many. Each row occurs once, and -1 stands for no row."""
         dropped = 0
         for part in self._memory.stretches(len(rows), _RECORDS_PER_DROP):
             dropped += update.drop_rows(self._memory.arrays, self._kernel, rows[part])
         return dropped
 
     def oldest_first(self, table: int) -> Ints:
-        """The rows of a table that keeps a list, oldest first."""
+        """Returns the rows of a table that keeps a list, oldest first."""
         arrays = self._memory.arrays
         rows = np.empty(int(arrays.tables[table, layout.TABLE_ROWS]), np.int32)
         recency.oldest_first(arrays.meta, arrays.tables, table, rows)
         return rows
 
     def evict_least_used(self, table: int, step: int, wanted: int) -> int:
-        """Removes the least counted rows, ties by last use, none used at ``step``; returns how many."""
+        """Removes the rows with the lowest counts, ties by last use, except rows used at ``step``. Returns how many."""
         rows = self.oldest_first(table)
         meta = self._memory.arrays.meta
         counts, last_used = meta[rows, layout.COUNT], meta[rows, layout.LAST_USED]

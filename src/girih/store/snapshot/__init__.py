@@ -1,1 +1,1 @@
-"""The state of a shard at one moment: read while the shard goes on, written to a file, restored."""
+"""The state of a shard at one moment: read while the shard is in use, written to a file, restored."""

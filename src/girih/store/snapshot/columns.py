@@ -1,4 +1,4 @@
-"""The columns of a snapshot's file: their names, shapes, and where each lies in a row.
+"""The columns of a snapshot's file: their names, shapes, and positions in a row.
 
 | column | dtype | shape |
 |---|---|---|
@@ -6,7 +6,7 @@
 | ``tables``, ``last_used``, ``counts``, ``versions`` | int32 | [n] |
 | ``<segment>`` | float32, or the bits of 16-bit floats | [n, dim] |
 | ``<segment>.<state>``, as in ``embedding.sum`` | float32 | [n, width] |
-| ``rows``, ``newer``: the row's number, that of the next one in its table's list; where a table keeps one | int32 | [n] |
+| ``rows``, ``newer``: the row's number, and the next in its table's list, if it keeps one | int32 | [n] |
 | ``bloom.<table>`` | uint8 | [cells of this shard] |
 
 Shapes: n rows of the snapshot, K rows of a chunk.
@@ -31,7 +31,7 @@ META = {
     "counts": layout.COUNT,
     "versions": layout.VERSION,
 }
-# ``rows`` lies in the word of the older neighbour, which a snapshot has no other use for.
+# ``rows`` uses the word of the older neighbour, which snapshots do not need.
 LINKS = {"rows": layout.OLDER, "newer": layout.NEWER}
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -39,7 +39,7 @@ Chunk: TypeAlias = dict[str, NDArray[Any]]
 
 
 class Column(NamedTuple):
-    """A column: its name, its dtype in the file, where it begins in a row, its width (0: one number per row)."""
+    """A column: its name, its dtype in the file, its first byte in a row, its width (0: one number per row)."""
 
     name: str
     tag: str
@@ -48,28 +48,28 @@ class Column(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Its dtype in memory."""
+        """The dtype in memory."""
         return DTYPES[self.tag]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in one row."""
+        """The number of bytes in one row."""
         return self.dtype.itemsize * max(1, self.width)
 
     def tensor(self, num_rows: int) -> StoredTensor:
-        """The column of ``num_rows`` rows."""
+        """Returns the name and shape of the column for ``num_rows`` rows."""
         return StoredTensor(self.name, self.tag, (num_rows, self.width) if self.width else (num_rows,))
 
 
 def columns_of(description: Description) -> list[Column]:
-    """The columns that rows have, by the description of a store, a snapshot or its file."""
+    """Returns the columns of rows, given the description of a store, a snapshot or its file."""
     links = LINKS if description.get("linked") else {}
     columns = [Column("ids", "I64", 0, 0), *(Column(name, "I32", 4 * word, 0) for name, word in META.items())]
     return columns + value_columns(description) + [Column(n, "I32", 4 * word, 0) for n, word in links.items()]
 
 
 def value_columns(description: Description) -> list[Column]:
-    """Those of segments, which lie side by side in a row, and of their optimizers' state, which follows them."""
+    """Returns the columns of segments, which are adjacent in a row, and then of optimizer state."""
     tag = _TAGS[description["dtype"]]
     weights, columns = 4 * layout.VALUES, []
     state = weights + 4 * -(-DTYPES[tag].itemsize * sum(s["dim"] for s in description["segments"]) // 4)
@@ -83,7 +83,7 @@ def value_columns(description: Description) -> list[Column]:
 
 
 def bloom_tensors(row_layout: RowLayout) -> list[StoredTensor]:
-    """The filters of the tables that have one."""
+    """Returns the filters of the tables that have one."""
     cells = [row_layout.cells_of(number) for number in range(len(row_layout.description["tables"]))]
     return [
         StoredTensor(f"bloom.{table['name']}", "U8", (part.stop - part.start,))
@@ -93,7 +93,7 @@ def bloom_tensors(row_layout: RowLayout) -> list[StoredTensor]:
 
 
 def counts_seconds(table: TableDescription) -> bool:
-    """Whether a table of a description measures the age of its rows in seconds."""
+    """Returns whether a table measures the age of its rows in seconds."""
     eviction = table.get("eviction")
     return isinstance(eviction, Mapping) and bool(eviction.get("seconds"))
 
@@ -102,20 +102,20 @@ _ODD = np.int64(0x1E3779B97F4A7C15)
 
 
 def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Description, *, lists: bool) -> str:
-    """Says what none of a store's rows can have, by the columns and description of a file; "" where there is nothing."""
+    """Returns why the columns cannot come from a store with this description, or "" if they can."""
     linked = lists and description["linked"]
     limits = {"rows": 0, "newer": -1} if linked else {}
     for name, least in limits.items():
         column, above = arrays[name], description["rows_ever"]
         if column.size and (column.min() < least or column.max() >= above):
-            return f"column {name!r} leads out of [{least}, {above})"
+            return f"column {name!r} has values outside [{least}, {above})"
     shard, num_shards = description["shard"], description["num_shards"]
     wrong = wrong_keys(arrays["ids"], arrays["tables"], len(description["tables"]), shard, num_shards)
     return wrong or (_wrong_lists(arrays, description) if linked else "")
 
 
 def wrong_keys(ids: Longs, tables: Ints, num_tables: int, shard: int, num_shards: int) -> str:
-    """Says what no keys of a shard can be, int64[n] and int32[n]; "" if nothing is wrong."""
+    """Returns why these cannot be keys of a shard, int64[n] and int32[n], or "" if they can."""
     if wrong := wrong_tables(tables, num_tables):
         return wrong
     if _any_twice(ids, tables):
@@ -126,14 +126,14 @@ def wrong_keys(ids: Longs, tables: Ints, num_tables: int, shard: int, num_shards
 
 
 def wrong_tables(tables: Ints, num_tables: int) -> str:
-    """Says which numbers of tables no rows can have, int32[n]; "" if nothing is wrong."""
+    """Returns why these cannot be table numbers of rows, int32[n], or "" if they can."""
     if not tables.size or 0 <= tables.min() <= tables.max() < num_tables:
         return ""
-    return f"column 'tables' leads out of [0, {num_tables})"
+    return f"column 'tables' has values outside [0, {num_tables})"
 
 
 def _any_twice(ids: Longs, tables: Ints) -> bool:
-    mixed = ids + tables * _ODD  # different keys rarely meet in it
+    mixed = ids + tables * _ODD  # different keys rarely have the same value
     mixed.sort()
     if not (mixed[1:] == mixed[:-1]).any():
         return False
@@ -143,7 +143,11 @@ def _any_twice(ids: Longs, tables: Ints) -> bool:
 
 
 def _wrong_lists(arrays: Mapping[str, NDArray[Any]], description: Description) -> str:
-    """A list must stay in its table: verbs trust that it has as many rows. Tables without one may have had one."""
+    """Returns why the lists are wrong, or "" if they are correct.
+
+    A list must stay in its table, because verbs trust its number of rows. A table without a list may have had one
+    before.
+    """
     rows, newer, tables = (arrays[name] for name in ("rows", "newer", "tables"))
     table_of = np.full(description["rows_ever"], -1, np.int32)
     table_of[rows] = tables
@@ -155,5 +159,5 @@ def _wrong_lists(arrays: Mapping[str, NDArray[Any]], description: Description) -
     if (table_of[oldest[listed]] != np.flatnonzero(listed)).any() or (
         table_of[newer[followed]] != tables[followed]
     ).any():
-        return "the list of a table leads into another one"
+        return "the list of a table leads into another table"
     return ""

@@ -1,7 +1,6 @@
 """A snapshot in a file: named columns (see ``columns``), written and read chunk by chunk.
 
-What a file says is believed only where it cannot lead outside memory: row and table numbers are checked here,
-before any kernel follows them.
+The content of a file is not trusted. This module checks row and table numbers before any kernel uses them as indices.
 
 Shapes: n rows of the snapshot, K rows of a chunk.
 """
@@ -45,12 +44,12 @@ _FEW_ROWS = 1 << 22  # row numbers below which lists are kept in any file
 class SnapshotFile:
     """A snapshot in a file. For attributes see :class:`girih.store.Snapshot`.
 
-    A file with more row numbers (``rows_ever``) than bytes counts as one without lists.
+    If a file has more row numbers (``rows_ever``) than bytes, its lists are ignored.
 
     Args:
-        file: what :func:`write_rows` wrote; may be closed afterwards.
+        file: the file that :func:`write_rows` wrote; may be closed afterwards.
         where: its name in errors.
-        checksums: what it gave; without them only the form is checked.
+        checksums: the checksums that :func:`write_rows` returned; without them, only the format is checked.
 
     Raises:
         CheckpointError: damaged, or not a shard of girih.
@@ -77,17 +76,17 @@ class SnapshotFile:
                 )
         if self.description[
             "linked"
-        ]:  # memory for lists grows with the largest row number: let the file bound it
+        ]:  # memory for lists grows with the largest row number, so the file's size limits it
             self.description["linked"] = self.description["rows_ever"] <= max(header.size, _FEW_ROWS)
 
     def verify(self, columns: Iterable[str] | None = None) -> None:
-        """Reads the file, compares checksums and checks the rows; later calls return at once.
+        """Reads the file, compares checksums and checks the rows. Later calls return at once.
 
         Args:
-            columns: reads only these, with ids and tables among them, and checks no lists.
+            columns: only these columns are read. Must include ids and tables. Lists are not checked.
 
         Raises:
-            CheckpointError: damaged, NaN, a key twice, or a table, number or neighbour that no row can have.
+            CheckpointError: damaged, NaN, a duplicate key, or a table, number or neighbour that no row can have.
         """
         if self._is_verified:
             return
@@ -99,10 +98,10 @@ class SnapshotFile:
         self._is_verified = columns is None
 
     def check_columns(self, names: Iterable[str]) -> None:
-        """Reads some columns, compares their checksums, and checks each value by itself.
+        """Reads some columns, compares their checksums, and checks each value alone.
 
         Raises:
-            CheckpointError: damaged, NaN, or a table that no row can have. KeyError: there is no such column.
+            CheckpointError: damaged, NaN, or a table that no row can have. KeyError: an unknown column.
         """
         tags = {column.name: column.tag for column in self._columns}
         for name in names:
@@ -117,12 +116,12 @@ class SnapshotFile:
                 raise damaged(self.where, wrong)
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
-        """A table's Bloom cells of this shard, or None where it has none."""
+        """Returns a table's Bloom cells of this shard, or None if it has none."""
         cells = self._arrays.get(f"bloom.{table}")
         return None if cells is None or cells.dtype != np.uint8 else cells.reshape(-1)
 
     def bloom_tensors(self) -> list[StoredTensor]:
-        """Bloom filters of all tables that have one."""
+        """Returns the Bloom filters of all tables that have one."""
         return [
             StoredTensor(name, "U8", cells.shape)
             for name, cells in self._arrays.items()
@@ -130,15 +129,15 @@ class SnapshotFile:
         ]
 
     def column(self, name: str) -> NDArray[Any]:
-        """A whole column, mapped, not copied.
+        """Returns a whole column, mapped, not copied.
 
         Raises:
-            KeyError: there is no such column.
+            KeyError: an unknown column.
         """
         return self._arrays[name]
 
     def chunks(self) -> Iterator[Chunk]:
-        """The columns of some rows at a time, mapped, not copied."""
+        """Yields the columns of some rows at a time, mapped, not copied."""
         row_bytes = sum(column.num_bytes for column in self._columns)
         size = max(_LEAST_CHUNK, _CHUNK_BYTES // row_bytes)
         for start in range(0, self.num_rows, size):
@@ -146,7 +145,7 @@ class SnapshotFile:
 
 
 def add_newest_uses(newest: dict[str, int], file: SnapshotFile) -> None:
-    """Notes the second of the newest use of each table that counts seconds, as its rows count it."""
+    """Adds the second of the newest use of each table that counts seconds, as its rows count seconds."""
     used, numbers = file.column("last_used"), file.column("tables")
     for number, table in enumerate(file.description["tables"]):
         if counts_seconds(table) and len(table_uses := used[numbers == number]):
@@ -154,7 +153,7 @@ def add_newest_uses(newest: dict[str, int], file: SnapshotFile) -> None:
 
 
 def describe_header(header: TensorHeader, where: str) -> Description:
-    """The description that a shard's file begins with; see :class:`girih.store.Snapshot`.
+    """Returns the description at the start of a shard's file; see :class:`girih.store.Snapshot`.
 
     Raises:
         CheckpointError: damaged, or not a shard of girih.
@@ -173,7 +172,7 @@ def describe_header(header: TensorHeader, where: str) -> Description:
 
 
 def _check(description: Description) -> None:
-    """Refuses numbers that would lead a reader astray."""
+    """Refuses numbers that would mislead a reader."""
     names = [table["name"] for table in description["tables"]]
     num_tables = len(names)
     if (
@@ -205,7 +204,7 @@ def _check(description: Description) -> None:
 
 
 class WritableRows(Protocol):
-    """Rows that can be written: a snapshot, or what is left of a file.
+    """Rows that can be written: a snapshot, or the remaining rows of a file.
 
     Attributes:
         description: see :class:`girih.store.Snapshot`. num_rows: n.
@@ -218,13 +217,13 @@ class WritableRows(Protocol):
     def num_rows(self) -> int: ...
 
     def tensors(self) -> list[StoredTensor]:
-        """All columns and Bloom filters."""
+        """Returns the names and shapes of all columns and Bloom filters."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """The columns of some rows at a time."""
+        """Yields the columns of some rows at a time."""
 
     def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """(table's name, its next Bloom cells), all cells of all tables."""
+        """Yields (table's name, its next Bloom cells) for all cells of all tables."""
 
 
 class FileFacts(TypedDict):
@@ -236,11 +235,11 @@ class FileFacts(TypedDict):
 
 
 def write_rows(source: WritableRows, sink: Sink, where: str) -> FileFacts:
-    """Writes a snapshot to an empty file, whose name is ``where`` in errors.
+    """Writes a snapshot to an empty file. Errors name the file ``where``.
 
     Returns:
-        ``{"bytes": size of the file, "rows": n, "crc32": {column: checksum}}``; the header's is that of
-        :data:`~girih.store.snapshot.tensorfile.HEADER`.
+        ``{"bytes": size of the file, "rows": n, "crc32": {column: checksum}}``; the header's checksum is at
+            :data:`~girih.store.snapshot.tensorfile.HEADER`.
 
     Raises:
         StorageFullError: the disk is full.

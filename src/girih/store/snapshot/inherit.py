@@ -1,7 +1,9 @@
-"""Rows of an earlier run as the first rows of a new one, as far as they fit: its tables may have other columns or optimizers.
+"""Loads matching rows of an earlier run as the first rows of a new run.
 
-Steps count anew: a row's last use is as many steps before the new run's first one as it was before the earlier run's last one, so
-that what is old stays old. Rows of tables that count seconds keep them.
+The tables may have other columns or optimizers.
+
+Steps start again, but rows keep their relative age. A row's last use is as many steps before the new run's first step
+as it was before the earlier run's last step. Rows of tables that count seconds keep their seconds.
 
 Shapes: K rows of a chunk, W columns of a row that training sees.
 """
@@ -28,16 +30,17 @@ from girih.store.spec import Description, Floats, Ints
 from girih.store.values import LoadedColumn, Values
 
 MOMENTS = ("adam",)
-"""Optimizers whose state belongs to a number of steps, by which its bias is corrected: it begins anew with them."""
+"""Optimizers whose state depends on the number of steps, for bias correction. A new run does not inherit this state."""
 
 
 class Fit(NamedTuple):
-    """The part of saved rows that others can take.
+    """The part of saved rows that rows with another description can take.
 
     Attributes:
-        segments: names of the segments that agree. states: those of them whose optimizer's state does too.
-        why_not: why no segment does; empty where one does.
-        why_begins: why a segment's optimizer begins anew; empty where all that agree go on.
+        segments: names of the segments that match. states: the names whose optimizer state also matches.
+        why_not: why no segment matches; empty if one does.
+        why_begins: why a segment's optimizer state starts from its initial values; empty if all matching segments
+            keep their state.
     """
 
     segments: tuple[str, ...]
@@ -47,7 +50,7 @@ class Fit(NamedTuple):
 
 
 def fit_of(theirs: Description, ours: Description) -> Fit:
-    """The part of rows of one description that rows of another one take."""
+    """Returns the part of rows of one description that rows of another description can take."""
     if theirs["dtype"] != ours["dtype"]:
         return Fit((), (), f"dtype {theirs['dtype']} there, {ours['dtype']} here", "")
     known = {segment["name"]: segment for segment in theirs["segments"]}
@@ -72,10 +75,10 @@ def fit_of(theirs: Description, ours: Description) -> Fit:
 
 
 def inherit(values: Values, sources: Sequence[RowSource]) -> None:
-    """Replaces all that a shard holds by what fits of sources; see :meth:`girih.store.Store.inherit`.
+    """Replaces the content of a shard by the matching part of sources; see :meth:`girih.store.Store.inherit`.
 
-    Lists of tables are ordered by last use. Bloom filters are carried over where the table has its number and size still;
-    counters begin at 0.
+    Lists of tables are ordered by last use. Bloom filters are kept if the table has the same number and size.
+    Counters start at 0.
     """
     values.clear()
     for source in sources:
@@ -122,14 +125,14 @@ def _load_chunk(
 
 
 def _initial(values: Values, ids: NDArray[np.int64], tables: Ints) -> Floats:
-    """The initial values of keys, float32[K, W]."""
+    """Returns the initial values of keys, float32[K, W]."""
     out = np.empty((len(ids), values.layout.description["dim"]), np.float32)
     update.initial_values(values.layout.kernel, ids, tables, out)
     return out
 
 
 def _narrowed(values: Floats, column: Column) -> NDArray[Any]:
-    """Values as the column keeps them, rounded to nearest, ties to even."""
+    """Returns values in the column's dtype, rounded to nearest, ties to even."""
     if column.tag == "BF16":
         bits = np.ascontiguousarray(values).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

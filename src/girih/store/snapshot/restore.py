@@ -1,4 +1,4 @@
-"""From snapshots, of any number of shards, back into one shard.
+"""Restores one shard from snapshots of any number of shards.
 
 Shapes: n rows of a source, K rows of a chunk, T tables.
 """
@@ -37,23 +37,24 @@ class RowSource(Protocol):
         ...
 
     def verify(self) -> None:
-        """Raises :class:`CheckpointError` where the source is damaged."""
+        """Raises :class:`CheckpointError` if the source is damaged."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """The columns of some rows at a time; their table and row numbers are followed without a check."""
+        """Yields the columns of some rows at a time. Readers use their table and row numbers unchecked."""
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
-        """A table's Bloom cells of this shard, or None where it has none."""
+        """Returns a table's Bloom cells of this shard, or None if it has none."""
 
 
 def restore(values: Values, sources: Sequence[RowSource], optimizer_state: bool) -> None:
-    """Replaces all that a shard holds by sources that :func:`check_sources` accepts; see :meth:`Store.restore`.
+    """Replaces the content of a shard by sources that :func:`check_sources` accepts; see :meth:`Store.restore`.
 
-    The list of a table comes out as it was if one whole snapshot gave all of its rows, as when N shards restore
-    from the N files of N shards; else it is ordered by last use, then by source. So it is where a file has more
-    row numbers than bytes: all but a hundredth of its rows were evicted, or it was crafted.
-    Bloom filters are carried over, summed where shards were joined, unless a table's number or its filter's
-    size changed: then they begin anew. Counters go to shard 0 if the number of shards changed.
+    If one whole snapshot gave all rows of a table, the table's list keeps its order. This is so when N shards restore
+    from the N files of N shards. Otherwise the list is ordered by last use, then by source. The same order is used if
+    a file has more row numbers than bytes: 99 % of its rows were evicted, or the file was crafted.
+
+    Bloom filters are kept, and added up if shards were joined. If a table's number or its filter's size changed, its
+    filter starts empty. Counters go to shard 0 if the number of shards changed.
     """
     values.clear()
     num_givers = np.zeros(len(values.spec.tables), np.int64)
@@ -75,8 +76,8 @@ def check_sources(
         ours: the description of the store's rows.
 
     Raises:
-        CheckpointError: damage, another dtype, dim, segment or optimizer, a table that the store does not have or one that
-            no source has; names the tables.
+        CheckpointError: damage, another dtype, dim, segment or optimizer, a table that the store does not have, or a
+            table that no source has. Names the tables.
     """
     known = [table["name"] for table in ours["tables"]]
     allowed, seen = {*known, *elsewhere}, set[str]()
@@ -100,7 +101,7 @@ def check_sources(
 
 
 def _misfit(theirs: Description, ours: Description, optimizer_state: bool) -> str:
-    """Why rows of one description do not fit another; empty where they do."""
+    """Returns why rows of one description do not fit another, or an empty text if they fit."""
     if theirs["dtype"] != ours["dtype"]:
         return f"dtype {theirs['dtype']}, expected {ours['dtype']}; set dtype to match"
     names, expected = ([s["name"] for s in d["segments"]] for d in (theirs, ours))
@@ -113,7 +114,7 @@ def _misfit(theirs: Description, ours: Description, optimizer_state: bool) -> st
     if optimizer_state and before != now:
         return (
             f"optimizer is {_optimizers(theirs)}, expected {_optimizers(ours)};"
-            " go on with that one, or start a new run"
+            " continue with that optimizer, or start a new run"
         )
     return ""
 
@@ -126,23 +127,23 @@ def _optimizers(description: Description) -> str:
 
 
 def table_numbers(values: Values, source: RowSource) -> Ints:
-    """This shard's number of each of the source's tables; :data:`ELSEWHERE` of those that it does not hold."""
+    """Returns this shard's number of each table of the source, or :data:`ELSEWHERE` for unknown tables."""
     number = {table.name: position for position, table in enumerate(values.spec.tables)}
     numbers = [number.get(table["name"], ELSEWHERE) for table in source.description["tables"]]
     return np.array(numbers, np.int32)
 
 
 def _load_rows(values: Values, source: RowSource, optimizer_state: bool) -> Longs:
-    """Loads the rows of a source that belong to this shard, and links the lists of tables as they were.
+    """Loads the rows of a source that belong to this shard, and restores the links of the tables' lists.
 
     Returns:
-        int64[T]: of each table, 0 where it gave no row, 1 where it gave some; 2 where their order is not known.
+        int64[T]: for each table, 0 if the source gave no row, 1 if it gave some, 2 if the order of these is unknown.
     """
     description, numbers = source.description, table_numbers(values, source)
     linked = description["linked"]
     columns = value_columns(values.layout.description)
     loaded = [column for column in columns if optimizer_state or "." not in column.name]
-    # By row numbers as they were.
+    # Indexed by the source's row numbers.
     num_rows = int(description["rows_ever"]) if linked else 0
     newer_of, new_of = (np.full(num_rows, layout.NO_ROW, np.int32) for _ in range(2))
     gave = np.zeros(len(values.spec.tables), np.int64)
@@ -170,10 +171,10 @@ def load_keys(
 
     Args:
         theirs: the description of the source. numbers: see :func:`table_numbers`.
-        goes_on: whether steps go on from those of the source, or count anew.
+        goes_on: True continues the source's steps; False counts steps from the start.
 
     Returns:
-        The place of each key in the chunk, int64[K], its table and its row, int32[K].
+        The index of each key in the chunk, int64[K], its table and its row, int32[K].
     """
     all_tables, ours = numbers[chunk["tables"]], values.layout.description
     shards = shard_of(np.ascontiguousarray(chunk["ids"]), all_tables, ours["num_shards"])
@@ -194,10 +195,13 @@ def load_keys(
 def _last_uses(
     values: Values, theirs: Description, chunk: Chunk, kept: Longs, tables: Ints, *, goes_on: bool
 ) -> Ints:
-    """The last use of rows, int32[K], by the measure of the tables here; now, where tables measured age otherwise.
+    """Returns the last use of rows, int32[K], in the unit of this shard's tables.
+
+    If the source used another unit, the last use is now.
 
     Args:
-        theirs: the description of the source. goes_on: whether steps go on from those of the source, or count anew.
+        theirs: the description of the source. goes_on: True continues the source's steps; False counts steps from the
+            start.
     """
     last_step = int(theirs["last_step"])
     in_seconds = np.array([counts_seconds(table) for table in theirs["tables"]])
@@ -209,7 +213,7 @@ def _last_uses(
 
 
 def add_bloom(values: Values, source: RowSource) -> None:
-    """Adds a source's Bloom filters to those of tables that have their number and size still."""
+    """Adds a source's Bloom filters to the filters of tables with the same number and size."""
     description = source.description
     for theirs, ours in enumerate(table_numbers(values, source)):
         total, block_cells, first, blocks = (
@@ -232,7 +236,7 @@ def add_bloom(values: Values, source: RowSource) -> None:
 
 
 def order_lists(values: Values, tables: NDArray[np.bool_]) -> None:
-    """Orders the lists of ``tables``, bool[T], by last use, ties as the sources came."""
+    """Orders the lists of ``tables``, bool[T], by last use, ties in the order of the sources."""
     arrays = values.memory.arrays
     for table in np.flatnonzero(tables & values.layout.listed):
         rows = values.rows.oldest_first(int(table))
@@ -255,7 +259,7 @@ def _carry_counters(values: Values, sources: Sequence[RowSource]) -> None:
 
 
 def _latest(sources: Sequence[RowSource]) -> dict[tuple[int, int, tuple[str, ...]], RowSource]:
-    """The last source of each shard of some tables."""
+    """Returns the last source of each shard of some tables."""
     return {
         (d["num_shards"], d["shard"], tuple(table["name"] for table in d["tables"])): source
         for source in sources
@@ -264,7 +268,7 @@ def _latest(sources: Sequence[RowSource]) -> dict[tuple[int, int, tuple[str, ...
 
 
 def shrink_to_bounds(values: Values) -> None:
-    """Evicts what is above ``max_rows``, which may be lower, or rounded otherwise, than before."""
+    """Evicts rows above ``max_rows``, which may be lower than before, or rounded differently."""
     rules = values.layout.kernel.rules
     for table in np.flatnonzero(values.layout.listed):
         surplus = values.memory.num_rows_of(int(table)) - int(rules[table, layout.MAX_ROWS])

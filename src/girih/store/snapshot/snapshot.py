@@ -1,14 +1,15 @@
-"""The state of a store at one moment, read while its verbs go on: copy on write, chunk by chunk.
+"""The state of a store at one moment, read while verbs run. It copies on write, chunk by chunk.
 
     rows 0 … R (chunks of up to 8 MB)              copied under the lock, one chunk at a time, in order
     ├── copied ──┼── not yet ──────────────┤
-                        ▲ a verb writes here: the record as it was goes to the log first, once
+                        ▲ a verb writes here: it first copies the old record to the log, once
                         log (8 MB) ── full ──► a file without a name, grouped by chunk
 
-A chunk is copied as it stands, and what log and file have of it is put over it. Besides the rows only tables'
-numbers and the counters are taken at the start: nothing that grows with the rows but one bit for each.
+The reader copies a chunk in its current state, then overwrites it with the records of the log and the file. At the
+start, a snapshot takes only the numbers of tables and the counters. This cost does not grow with the rows, except for
+one bit per row.
 
-Memory: one bit per row, the log and up to 16 copies of it on their way to the file, and two chunks for the reader.
+Memory: one bit per row, the log and up to 16 copies of it that wait to be written, and two chunks for the reader.
 
 Shapes: V 32-bit words of a row, K rows of a chunk, T tables.
 """
@@ -43,10 +44,10 @@ class _Spill(NamedTuple):
 
 
 class SpillFile:
-    """Takes what one thread spills; another may read it back meanwhile.
+    """A file for records that one thread spills. Another thread may read them back at the same time.
 
     Args:
-        directory: where the file lies; it never has a name there.
+        directory: the directory of the file, which never has a name there.
         most_records: L. num_words: V.
         num_bytes: spilled so far.
     """
@@ -58,17 +59,19 @@ class SpillFile:
         self._spills: list[_Spill] = []
         self._file: IO[bytes] | None = None
         self._writer = ThreadPoolExecutor(1, "girih-spill")
-        self._buffers: queue.LifoQueue[Ints] = queue.LifoQueue()  # the last one is in memory already
+        self._buffers: queue.LifoQueue[Ints] = queue.LifoQueue()  # the last buffer is in memory already
         for buffer in np.empty((_MOST_BUFFERS, most_records, 1 + num_words), np.int32):
             self._buffers.put(buffer)
 
     def add(self, gather: Callable[[Ints, Longs], int], num_chunks: int) -> None:
-        """Spills what ``gather`` writes to int32[L, 1 + V], chunk by chunk; it sets their ends, int64[num_chunks].
+        """Spills the records that ``gather`` writes to int32[L, 1 + V], chunk by chunk.
 
-        Waits only where :data:`_MOST_BUFFERS` earlier spills are not written yet.
+        ``gather`` also sets their ends, int64[num_chunks].
+
+        Waits only if :data:`_MOST_BUFFERS` earlier spills are not written yet.
 
         Raises:
-            OSError: the file cannot be made. What goes wrong later is raised in :meth:`of_chunk`.
+            OSError: the file cannot be made. Later errors are raised in :meth:`of_chunk`.
         """
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
@@ -79,10 +82,10 @@ class SpillFile:
         self.num_bytes += count * buffer.itemsize * buffer.shape[1]
 
     def of_chunk(self, chunk: int) -> Iterator[Ints]:
-        """The spilled records of a chunk, int32[·, 1 + V].
+        """Yields the spilled records of a chunk, int32[·, 1 + V].
 
         Raises:
-            OSError: they could not be written, or not be read back.
+            OSError: the records could not be written or read back.
         """
         for start, ends, written in self._spills[:]:
             first = int(ends[chunk - 1]) if chunk else 0
@@ -95,7 +98,7 @@ class SpillFile:
                 yield records
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Releases the file."""
         self._writer.shutdown()
         if self._file is not None:
             self._file.close()
@@ -115,20 +118,21 @@ _LOG_BYTES = 8 << 20
 
 
 class Snapshot:
-    """A shard as it was when this was made; made by :meth:`Store.snapshot`, closed by whoever asked for it.
+    """A shard at the moment when this object was made. :meth:`Store.snapshot` makes it, and its caller closes it.
 
-    One thread reads it while another uses the store. Rows come in the order of their numbers, free ones left
-    out. Where tables keep lists, ``rows`` and ``newer`` give the number of each row and of the next newer one.
+    One thread reads the snapshot while another uses the store. Rows come in the order of their numbers, without free
+    rows. If tables keep lists, ``rows`` and ``newer`` give the number of each row and of the next newer row.
 
     Args:
-        directory: for what the log has no room for; by default the system's for temporary files.
+        directory: the directory for records that do not fit into the log; by default the system's directory for
+            temporary files.
 
     Attributes:
         where: for errors.
-        description: the layout, tables, counters (one mapping per table) and last step, as plain values;
-            ``oldest`` is where each table's list begins, ``rows_ever`` is above all row numbers.
+        description: the layout, tables, counters (one mapping per table) and last step, as plain values; ``oldest``
+            is the first row of each table's list, ``rows_ever`` is above all row numbers.
         num_rows: n.
-        most_records: what the log has room for.
+        most_records: the capacity of the log.
     """
 
     def __init__(self, values: Values, directory: str | os.PathLike[str] | None = None) -> None:
@@ -168,17 +172,17 @@ class Snapshot:
                 raise
 
     def tensors(self) -> list[StoredTensor]:
-        """All columns and Bloom filters."""
+        """Returns the names and shapes of all columns and Bloom filters."""
         return [
             *(column.tensor(self.num_rows) for column in columns_of(self.description)),
             *bloom_tensors(self._layout),
         ]
 
     def chunks(self) -> Iterator[Chunk]:
-        """The columns of some rows at a time; each is overwritten when the next is asked for.
+        """Yields the columns of some rows at a time. The next chunk overwrites the arrays.
 
         Raises:
-            StorageFullError: no room for records that verbs have changed meanwhile.
+            StorageFullError: no room for records that verbs changed since.
         """
         num_words, size = self._memory.arrays.meta.shape[1], 1 << self._chunk_bits
         records = np.empty((min(size, self._rows_ever), num_words), np.int32)
@@ -204,7 +208,7 @@ class Snapshot:
             }
 
     def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """(table's name, its next Bloom cells), all cells of all tables."""
+        """Yields (table's name, its next Bloom cells) for all cells of all tables."""
         num_words, size = self._memory.arrays.meta.shape[1], 1 << self._chunk_bits
         pages = np.empty((size if self._layout.num_cells else 0, num_words), np.int32)
         copies = pages.reshape(-1).view(np.uint8)
@@ -221,15 +225,15 @@ class Snapshot:
                     yield name, part[low:high]
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
-        """A table's Bloom cells, or None where it has none."""
+        """Returns a table's Bloom cells, or None if it has none."""
         parts = [part.copy() for name, part in self.blooms() if name == table]
         return np.concatenate(parts) if parts else None
 
     def verify(self) -> None:
-        """No-op: what lies in memory was checked when it came there."""
+        """Does nothing, because rows in memory were checked when they were loaded."""
 
     def close(self) -> None:
-        """Has verbs keep nothing any more."""
+        """Ends the snapshot: verbs keep no more records."""
         with self._memory.lock:
             if self._memory.saving is self:
                 self._memory.end_saving()
@@ -243,9 +247,9 @@ class Snapshot:
         self.close()
 
     def make_room(self, num_records: int) -> None:
-        """Called by verbs: makes sure that ``num_records`` can be kept; moves the log to the file if need be.
+        """Makes sure that ``num_records`` can be kept, and moves the log to the file if necessary. Verbs call it.
 
-        An error of the file is raised for the reader; the verb goes on.
+        The reader gets an error of the file. The verb continues.
         """
         if self._error is not None or self._words[layout.NUM_KEPT] + num_records <= self.most_records:
             return
@@ -256,7 +260,7 @@ class Snapshot:
             self._words[[layout.SAVE_ROWS, layout.SAVE_PAGES]] = 0
 
     def _copy(self, chunk: int, source: NDArray[Any], target: NDArray[Any], records: Ints) -> None:
-        """Copies a chunk as it was at the start; ``records`` is the target's memory as records."""
+        """Copies a chunk as it was at the start. ``records`` is the target's memory, seen as records."""
         first = chunk << self._chunk_bits
         with self._memory.lock:
             if self._memory.saving is not self or self._error is not None or self._words[layout.LOST]:
@@ -264,7 +268,7 @@ class Snapshot:
             np.copyto(target, source)
             saving.put_logged(self._memory.arrays, chunk, first, records)
             self._words[layout.SAVED] = first + (1 << self._chunk_bits)
-        try:  # from here on nothing more of this chunk is kept
+        try:  # from here on, verbs keep no records of this chunk
             for spilled in self._spills.of_chunk(chunk):
                 saving.put_spilled(spilled, first, records)
         except OSError as error:
@@ -288,21 +292,21 @@ class Snapshot:
 
 
 class Arriving(Protocol):
-    """A shard as it was at one moment, on its way to the host."""
+    """A shard at one moment, in transit to the host."""
 
     def wait(self) -> Values:
-        """Blocks until all of it is there; nothing changes it from then on.
+        """Waits until the whole shard is on the host. Its values do not change after that.
 
         Raises:
-            CheckpointError: it was closed before.
+            CheckpointError: the shard was closed before.
         """
 
     def close(self) -> None:
-        """Ends it, arrived or not, and gives its memory back."""
+        """Ends the transfer, complete or not, and frees its memory."""
 
 
 class ArrivingSnapshot:
-    """A :class:`Snapshot` of a shard that is on its way; whoever asks it for something waits until all of it is there."""
+    """A :class:`Snapshot` of a shard that is in transit to the host. Each access waits for the whole shard."""
 
     where = "snapshot of a store"
 
@@ -321,26 +325,26 @@ class ArrivingSnapshot:
         return self._snapshot().num_rows
 
     def tensors(self) -> list[StoredTensor]:
-        """All columns and Bloom filters."""
+        """Returns the names and shapes of all columns and Bloom filters."""
         return self._snapshot().tensors()
 
     def chunks(self) -> Iterator[Chunk]:
-        """The columns of some rows at a time; each is overwritten when the next is asked for."""
+        """Yields the columns of some rows at a time. The next chunk overwrites the arrays."""
         return self._snapshot().chunks()
 
     def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """(table's name, its next Bloom cells), all cells of all tables."""
+        """Yields (table's name, its next Bloom cells) for all cells of all tables."""
         return self._snapshot().blooms()
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
-        """A table's Bloom cells, or None where it has none."""
+        """Returns a table's Bloom cells, or None if it has none."""
         return self._snapshot().bloom(table)
 
     def verify(self) -> None:
-        """No-op: what lies in memory was checked when it came there."""
+        """Does nothing, because rows in memory were checked when they were loaded."""
 
     def close(self) -> None:
-        """Has verbs keep nothing any more."""
+        """Ends the snapshot: verbs keep no more records."""
         if self._opened is not None:
             self._opened.close()
         self._arriving.close()
@@ -358,4 +362,4 @@ class ArrivingSnapshot:
 
 
 LiveSnapshot = Snapshot | ArrivingSnapshot
-"""A snapshot that is read while verbs go on."""
+"""A snapshot that is read while verbs run."""

@@ -1,8 +1,8 @@
 """Files of named tensors in the safetensors format, written piece by piece and read through a memory map.
 
-The safetensors library writes whole dictionaries; a shard may be larger than memory. What is written here
-loads with that library. Its checksums (CRC-32, one of the header and one of each tensor) are for whoever keeps the
-file to remember: no byte of the file is written twice.
+The safetensors library writes whole dictionaries, but a shard may be larger than memory. That library can load these
+files. The caller keeps the checksums (CRC-32, one of the header and one of each tensor), because the file does not
+contain them: no byte of the file is written twice.
 
     u64 length of the header │ JSON header, padded with spaces │ tensors, back to back
 """
@@ -34,26 +34,26 @@ _PIECE = 64 << 20
 
 
 class Sink(Protocol):
-    """A file that is written side by side in several places."""
+    """A file that several writers fill at different positions."""
 
     def begin(self, num_bytes: int) -> None:
-        """Takes the size of the whole, before anything is written."""
+        """Takes the size of the whole file, before any write."""
 
     def write_at(self, data: memoryview, position: int) -> None:
         """Writes bytes, uint8[·], from a position on."""
 
     def finish(self) -> None:
-        """Returns once all of it is where it stays."""
+        """Returns when the whole file is stored durably."""
 
     def abandon(self) -> None:
-        """Ends what is under way, since the rest does not come."""
+        """Ends pending work, because no more writes follow."""
 
 
 class DiskFile:
-    """A file of this machine.
+    """A file on this machine.
 
     Args:
-        file: empty, and left open.
+        file: empty; this class does not close it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -63,7 +63,7 @@ class DiskFile:
         self._unflushed_bytes = 0
 
     def begin(self, num_bytes: int) -> None:
-        """No-op."""
+        """Does nothing."""
 
     def write_at(self, data: memoryview, position: int) -> None:
         """See :class:`Sink`."""
@@ -80,12 +80,12 @@ class DiskFile:
         os.fsync(self._file)
 
     def abandon(self) -> None:
-        """See :class:`Sink`; the file may be closed then."""
+        """Ends pending work; see :class:`Sink`. The file may be closed afterwards."""
         if self._flusher is not None:
             self._flusher.shutdown()
 
     def _flush_early(self, num_bytes: int) -> None:
-        """Has the disk begin with what is written, so that little is left for the end."""
+        """Starts to flush written data to disk, so that little is left for the end."""
         self._unflushed_bytes += num_bytes
         if self._unflushed_bytes >= _PIECE and (self._flushed is None or self._flushed.done()):
             if self._flushed is not None:
@@ -95,11 +95,11 @@ class DiskFile:
             self._unflushed_bytes = 0
 
 
-_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only the latter
+_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
 
 
 HEADER = ""
-"""The header's name among the checksums."""
+"""The key of the header among the checksums."""
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "I64": np.dtype("i8"), "I32": np.dtype("i4"), "I16": np.dtype("i2"), "I8": np.dtype("i1"), "BOOL": np.dtype("u1"),
@@ -108,7 +108,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
 }  # fmt: skip
 _LARGEST_BITS = {"BF16": 0x7F80, "F16": 0x7C00, "F8_E4M3": 0x7E, "F8_E5M2": 0x7C}
-"""Bits of infinity, or of the largest number, in floats of 8 and 16 bits; the sign bit is clear. Larger ones are NaN."""
+"""Bits of infinity, or of the largest number, in 8-bit and 16-bit floats without sign. Larger bits are NaN."""
 _BLOCK = 1 << 20
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 _MOST_DIMS, _MOST_BYTES = 8, (1 << 62) - 1
@@ -127,12 +127,12 @@ class StoredTensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """The tensor's size in bytes."""
         return DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
 def header_of(tensors: Iterable[StoredTensor], metadata: Mapping[str, str], multiple: int = 8) -> bytes:
-    """The first bytes of a file with these tensors, one behind the other; their number is a multiple of ``multiple``."""
+    """Returns the header of a file that stores these tensors back to back. Its length is a multiple of ``multiple``."""
     content: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
     for name, dtype, shape in tensors:
@@ -145,12 +145,12 @@ def header_of(tensors: Iterable[StoredTensor], metadata: Mapping[str, str], mult
 
 
 class TensorWriter:
-    """Writes declared tensors, each from front to back, side by side.
+    """Writes declared tensors piece by piece, each from front to back. Pieces of different tensors may alternate.
 
     Args:
-        sink: an empty file. Whoever opened it removes it where writing fails.
+        sink: an empty file. If writing fails, its opener removes it.
         where: its name in errors.
-        tensors: all that will be written.
+        tensors: all tensors that will be written.
         metadata: strings for the header.
 
     Raises:
@@ -161,7 +161,7 @@ class TensorWriter:
         self, sink: Sink, where: str, tensors: Sequence[StoredTensor], metadata: Mapping[str, str]
     ) -> None:
         self._sink, self._where = sink, where
-        # Widest first, so that every tensor is aligned to its own size.
+        # The widest dtype is first, so that every tensor is aligned to its item size.
         tensors = sorted(tensors, key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
         bounds = list(itertools.accumulate((t.num_bytes for t in tensors), initial=0))
         header = header_of(tensors, metadata)
@@ -180,7 +180,7 @@ class TensorWriter:
         self._crc[name] = zlib.crc32(data, self._crc[name])
 
     def finish(self) -> dict[str, int]:
-        """Has all of it where it stays; returns the CRC-32 of the header and of each tensor.
+        """Finishes the file, and returns the CRC-32 of the header and of each tensor.
 
         Raises:
             CheckpointError: fewer or more rows were written than declared.
@@ -199,21 +199,21 @@ class TensorWriter:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StorageFullError(
-                    f"{self._where}: no space left on the disk for {self.num_bytes:,} bytes; free some and try again"
+                    f"{self._where}: no space left on the disk for {self.num_bytes:,} bytes; free some space and try again"
                 ) from None
             raise
 
 
 class TensorHeader:
-    """Header of a tensor file: the first bytes, which describe the rest.
+    """The header of a tensor file: the first bytes, which describe the rest.
 
     Attributes:
         metadata: strings.
-        tensors: in the order in which they lie.
-        num_bytes: of the header itself. size: of the whole file.
+        tensors: in the order of the file.
+        num_bytes: the size of the header itself. size: the size of the whole file.
 
     Raises:
-        CheckpointError: damaged, or of another kind.
+        CheckpointError: damaged, or not a tensor file.
     """
 
     def __init__(self, text: bytes, where: str) -> None:
@@ -230,9 +230,9 @@ class TensorHeader:
                 tensor = StoredTensor(name, entry.dtype, entry.shape)
                 first, last = (self.num_bytes + offset for offset in entry.data_offsets)
                 if first != self.size or last - first != tensor.num_bytes:
-                    raise ValueError(f"tensor {name!r} does not lie where it should")
+                    raise ValueError(f"tensor {name!r} is at the wrong position")
                 item_bytes = DTYPES[tensor.dtype].itemsize
-                span = item_bytes * math.prod(size for size in tensor.shape if size)  # which numpy multiplies
+                span = item_bytes * math.prod(size for size in tensor.shape if size)  # as in numpy
                 if first % item_bytes or len(tensor.shape) > _MOST_DIMS or span > _MOST_BYTES:
                     raise ValueError(
                         f"tensor {name!r} of {list(tensor.shape)} at byte {first} cannot be mapped"
@@ -242,7 +242,7 @@ class TensorHeader:
 
     @staticmethod
     def length(start: bytes, size: int, where: str) -> int:
-        """The length of a header, from the first eight bytes of a file of ``size`` bytes."""
+        """Returns the length of a header, from the first eight bytes of a file of ``size`` bytes."""
         length: int = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
             raise damaged(where, "its header is cut short")
@@ -258,10 +258,11 @@ class _HeaderEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """The description in the metadata ``girih`` of files of rows, except those of checkpoints.
+    """The description in the metadata ``girih`` of files of rows, except files of checkpoints.
 
     Attributes:
-        tables: names by number. segments: the name and dim of each. num_buried, dtype, shard, num_shards: see the formats.
+        tables: names by number. segments: the name and dim of each. num_buried, dtype, shard, num_shards: see the
+            formats.
     """
 
     version: int
@@ -275,18 +276,18 @@ class Described:
 
     @classmethod
     def of(cls, header: TensorHeader, kind: str, version: int) -> Described:
-        """The description in a header.
+        """Returns the description in a header.
 
         Raises:
-            ValueError: of another kind or version, or damaged.
+            ValueError: another kind or version, or damaged.
         """
         if header.metadata.get("kind") != kind:
-            raise ValueError(f"it is no {kind}")
+            raise ValueError(f"it is not a file of {kind}")
         described: Described = build(cls, parse(header.metadata["girih"]), "its description")
         if described.version != version:
             raise ValueError(f"format {described.version}, expected {version}; update girih")
         if len(set(described.tables)) != len(described.tables):
-            raise ValueError(f"a table is there twice: {described.tables}")
+            raise ValueError(f"a duplicate table: {described.tables}")
         return described
 
 
@@ -297,8 +298,8 @@ class TensorFile:
         file: may be closed afterwards. where: its name in errors.
 
     Attributes:
-        header: what the file says of itself. header_crc32: the checksum of its bytes.
-        memory: the file. arrays: its tensors by name, read only.
+        header: the parsed header. header_crc32: the checksum of its bytes.
+        memory: the file. arrays: its tensors by name, read-only.
 
     Raises:
         CheckpointError: damaged.
@@ -322,13 +323,13 @@ class TensorFile:
 
 
 def check_tensors(content: bytes, where: str, fix: str = _FIX) -> list[StoredTensor]:
-    """Checks a whole safetensors file, of parameters and the like; returns its tensors without their values, by name.
+    """Checks a whole safetensors file, for example of parameters. Returns its tensors without their values, by name.
 
     Args:
         fix: the advice if a tensor holds NaN.
 
     Raises:
-        CheckpointError: its header or its size is damaged, or a tensor holds NaN; names the tensor.
+        CheckpointError: its header or its size is damaged, or a tensor holds NaN. Names the tensor.
     """
     header = TensorHeader(content[8 : 8 + TensorHeader.length(content[:8], len(content), where)], where)
     if header.size != len(content):
@@ -343,7 +344,7 @@ def check_tensors(content: bytes, where: str, fix: str = _FIX) -> list[StoredTen
 
 
 def any_nan(array: NDArray[Any], dtype: str) -> bool:
-    """Whether a tensor of a dtype, as the format spells it, holds NaN."""
+    """Returns whether a tensor holds NaN. ``dtype`` is spelled as in the format."""
     if dtype not in _LARGEST_BITS:
         return bool(array.size and array.dtype.kind in "fc" and np.isnan(array.min()))
     bits, sign = array.reshape(-1), 1 << 8 * array.itemsize - 1
@@ -352,7 +353,7 @@ def any_nan(array: NDArray[Any], dtype: str) -> bool:
 
 
 def damaged(where: str, fault: str) -> CheckpointError:
-    """The error that says so."""
+    """Returns the error for a damaged file."""
     return CheckpointError(f"{where}: damaged: {fault}; {_FIX}")
 
 

@@ -1,4 +1,4 @@
-"""Readers of blocks: each reads what a list asks for, to the end, in whatever way the system offers."""
+"""Readers of blocks. Each reader completes the reads of a list, by threads or ``io_uring``."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from girih.store.tiers.direct_file import DirectFile, aligned_memory, unreadable
 
 
 class BlockReader(Protocol):
-    """Reads blocks of one file; one list at a time.
+    """Reads blocks of one file, one list at a time.
 
     Attributes:
-        name: of the way, for statistics.
-        memory_bytes: for what is on its way.
+        name: the method, for statistics.
+        memory_bytes: buffers for pending reads.
     """
 
     name: str
     memory_bytes: int
 
     def read(self, reads: Reads, num_reads: int) -> None:
-        """Does the first ``num_reads`` reads of a list and copies from them what is wanted.
+        """Makes the first ``num_reads`` reads of a list, and copies the wanted parts.
 
         Raises:
             OSError: a block could not be read.
         """
 
     def close(self) -> None:
-        """Lets go of what it holds."""
+        """Releases its resources."""
 
 
 def c_library() -> System:
-    """The functions that kernels call, of this process."""
+    """Returns the C functions of this process that kernels call."""
     library = ctypes.CDLL(None)
     names = ("pread", "syscall", "__error" if sys.platform == "darwin" else "__errno_location")
     return System(*(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names))
 
 
 class ThreadedReader:
-    """Threads, each of which waits for one read at a time."""
+    """Threads that each wait for one read at a time."""
 
     name = "threads"
 
@@ -81,8 +81,8 @@ class ThreadedReader:
 
 DEPTH = 256
 IO_URING_SETUP = 425  # the same number on all processors
-_REQUESTS_OFFSET = 0x10000000  # at which a ring's requests are mapped
-_ONE_MAPPING, _KNOWS_READ = 1 << 0, 1 << 3  # features; the second came with the request to read, in Linux 5.6
+_REQUESTS_OFFSET = 0x10000000  # mmap offset of a ring's requests
+_ONE_MAPPING, _KNOWS_READ = 1 << 0, 1 << 3  # features; Linux 5.6 added the second with reads
 _PARAMETER_WORDS = 30
 _REQUEST_BYTES, _RESULT_BYTES = 64, 16
 
@@ -91,7 +91,7 @@ class RingReader:
     """Reads blocks through an ``io_uring``, :data:`DEPTH` at a time.
 
     Raises:
-        OSError: the system has none, or does not let this process use it.
+        OSError: the system has no ``io_uring``, or does not let this process use it.
     """
 
     name = "io_uring"
@@ -119,17 +119,17 @@ class RingReader:
             raise unreadable(error, self._file.where)
 
     def close(self) -> None:
-        """Lets go of the ring."""
+        """Closes the ring."""
         os.close(self._ring.descriptor)
 
 
 def open_ring(depth: int) -> Ring:
-    """A ring for ``depth`` requests at once, a power of two.
+    """Opens a ring for ``depth`` requests at once, a power of two.
 
     Raises:
-        OSError: the system has none, or does not let this process use it.
+        OSError: the system has no ``io_uring``, or does not let this process use it.
     """
-    if not sys.platform.startswith("linux"):  # elsewhere these are the numbers of other calls
+    if not sys.platform.startswith("linux"):  # other systems use other call numbers
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     words = np.zeros(_PARAMETER_WORDS, np.uint32)
     descriptor = _system_call(IO_URING_SETUP, depth, words.ctypes.data)
@@ -138,7 +138,7 @@ def open_ring(depth: int) -> Ring:
         num_requests, num_results, features = int(words[0]), int(words[1]), int(words[5])
         if not features & _ONE_MAPPING or not features & _KNOWS_READ:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        _system_call(IO_URING_ENTER, descriptor, 0, 0, 0, 0, 0)  # forbidden alone, by some
+        _system_call(IO_URING_ENTER, descriptor, 0, 0, 0, 0, 0)  # some systems forbid only this call
         (_, asked, _, _, _, _, order), (taken, completed, _, _, _, results) = words[10:17], words[20:26]
         size = max(order + 4 * num_requests, results + _RESULT_BYTES * num_results)
         queues = _mapped(descriptor, int(size), 0)

@@ -1,8 +1,9 @@
-"""Records of one size on a disk: appended in segments (``record_log``), read by place, collected where few are left alive.
+"""Records of one size on a disk.
 
-Whoever asks keeps the place of each record and gives up what it does not refer to any more. A log on a disk keeps
-dead records until the segment that holds them is used again; :meth:`ColdFile.collect` moves the live ones out of the
-segments with the fewest.
+They are appended in segments (``record_log``), read by place, and moved when few of a segment are alive.
+
+The caller keeps the place of each record, and frees places that it no longer needs. A log on disk keeps dead records
+until their segment is used again. :meth:`ColdFile.collect` moves live records out of the segments with the fewest.
 
 Shapes: n records, R bytes of a record, N records of a segment.
 """
@@ -31,10 +32,12 @@ _MOST_VICTIMS = 2
 
 
 class Owners(Protocol):
-    """Whoever refers to records, as collection asks."""
+    """An object that refers to records, for collection."""
 
     def alive(self, owners: Ints, places: Longs) -> Bytes:
-        """Whether the record at each place is what its owner refers to: uint8[n]; owners below 0 are nobody's.
+        """Returns whether the owner of the record at each place still refers to it, uint8[n].
+
+        Owners below 0 stand for nobody.
 
         Args:
             owners: int32[n]. places: int64[n].
@@ -42,7 +45,7 @@ class Owners(Protocol):
         ...
 
     def moved(self, owners: Ints, places: Longs) -> None:
-        """Owners, int32[n], refer to these places from now on, int64[n]."""
+        """Tells owners, int32[n], the new places of their records, int64[n]."""
         ...
 
 
@@ -56,18 +59,18 @@ class ColdFile:
     """A file without a name, private to the process. One thread at a time calls its methods.
 
     Args:
-        directory: where the file lies; made if it is missing.
+        directory: the directory of the file, created if missing.
         record_bytes: R.
-        segment_bytes: about how much is written at a time, a multiple of 4096.
-        write_behind: segments that may be on their way to the disk.
-        most_dead: the share of its space that dead records may take before :meth:`collect` moves live ones.
-        engine: ``"io_uring"``, ``"threads"``, or ``"auto"``: threads where the system does not offer io_uring.
-        direct: False goes through the page cache.
+        segment_bytes: the approximate size of a write, a multiple of 4096.
+        write_behind: the maximum number of segments that wait to be written.
+        most_dead: the share of space that dead records may take before :meth:`collect` moves live records.
+        engine: ``"io_uring"``, ``"threads"``, or ``"auto"``: threads if the system does not offer io_uring.
+        direct: False uses the page cache.
 
     Attributes:
-        direct: whether the page cache is out of play; some file systems refuse that.
-        engine: which one reads.
-        counters: what it did.
+        direct: whether the page cache is bypassed; some file systems refuse that.
+        engine: the engine that reads.
+        counters: counts of its work.
 
     Raises:
         ConfigError: the directory cannot be written.
@@ -105,56 +108,55 @@ class ColdFile:
 
     @property
     def num_records(self) -> int:
-        """Records that somebody refers to."""
+        """The number of live records."""
         return self._log.num_live
 
     @property
     def num_bytes(self) -> int:
-        """The space that the file takes on the disk."""
+        """The space that the file takes on the disk, in bytes."""
         return self._log.segments.num_bytes
 
     @property
     def dead_share(self) -> float:
-        """Which share of the records that were written, and whose space is not free, nobody refers to."""
+        """The share of written records, in segments that are not free, that are dead."""
         return self._log.dead_share
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that it may come to hold: segments that are filled, written, read and moved, and reads on their way."""
+        """The maximum memory in bytes: segments that are filled, written, read and moved, and pending reads."""
         segments = 1 + self._write_behind + _MOST_VICTIMS + 1
         return segments * self._blocks.segment_bytes + self._reader.memory_bytes
 
     def append(self, records: Bytes, owners: Ints) -> Longs:
-        """Adds records; they can be read at once, and are written behind.
+        """Adds records. They can be read at once, and a thread writes them later.
 
-        Waits only where ``write_behind`` segments are being written already.
+        Waits only if ``write_behind`` segments are being written already.
 
         Args:
             records: uint8[n, R]. owners: int32[n], not negative; :meth:`collect` asks by them.
 
         Returns:
-            int64[n]: the place of each.
+            int64[n]: the place of each record.
 
         Raises:
             StorageFullError: the disk is full; nothing was added.
             OSError: an earlier segment could not be written.
         """
-        self._log.reserve(len(owners), spare=1)  # one is left for collection, by which room is made
+        self._log.reserve(len(owners), spare=1)  # one is left for collection, which makes room
         return self._log.append(records, owners)
 
     def begin_read(self, places: Longs, out: Bytes) -> Future[None]:
-        """Asks the disk for records, for all at once.
+        """Starts to read records, all at once.
 
-        Blocks with several of them are read once, and blocks that follow each other together.
-
-        Places may be given up before the read is done, and their records moved.
+        A block with several of the records is read once. Adjacent blocks are read together. Places may be freed, and
+        their records moved, before the read ends.
 
         Args:
-            places: int64[n], of records that are alive now.
-            out: uint8[n, R], C-contiguous; nobody touches it until the read is done.
+            places: int64[n], of live records.
+            out: uint8[n, R], C-contiguous. Do not touch it until the read is done.
 
         Returns:
-            The read; its result raises OSError if a block could not be read.
+            The read. Its result raises OSError if a block could not be read.
 
         Raises:
             IndexError: a place that was never given.
@@ -182,29 +184,32 @@ class ColdFile:
         return read
 
     def free(self, places: Longs) -> None:
-        """Gives up records: nobody refers to these int64[n] places any more, each of which is named once."""
+        """Frees records at places that nobody needs any more, int64[n], each once."""
         self._log.free(places, {victim.segment for victim in self._victims})
 
     def hold(self) -> int:
-        """Keeps all that is alive now readable, whatever is given up or moved, until the ticket is let go of."""
+        """Returns a ticket.
+
+        All records that are alive now stay readable, even if they are freed or moved, until :meth:`let_go`.
+        """
         return self._log.segments.ticket()
 
     def let_go(self, ticket: int) -> None:
-        """Ends what :meth:`hold` began; called by any thread."""
+        """Ends a :meth:`hold`. Any thread may call it."""
         self._log.segments.give_back(ticket)
 
     def collect(self, owners: Owners, *, wait: bool = False) -> int:
-        """Moves live records out of the segments with the fewest, where dead ones take more than ``most_dead``.
+        """Moves live records out of the segments with the fewest, if dead records take more than ``most_dead``.
 
-        Segments are read in the background and moved by a later call, so that this is to be called often, at each
-        step. It waits for the disk only where dead records take far more than that, half-way to all.
+        Segments are read in the background, and a later call moves their records. So call it often, at each step. It
+        waits for the disk only if dead records take far more: the mean of ``most_dead`` and 1.
 
         Args:
-            owners: know which records are alive, and are told their new places.
-            wait: until dead records take no more than ``most_dead``.
+            owners: know which records are alive, and receive their new places.
+            wait: True waits until dead records take no more than ``most_dead``.
 
         Returns:
-            How many records were moved.
+            The number of moved records.
 
         Raises:
             StorageFullError: the disk is full.
@@ -221,14 +226,14 @@ class ColdFile:
         return moved
 
     def close(self) -> None:
-        """Lets go of the file and of all that it holds; reads that were begun are finished."""
+        """Releases the file and all memory. Pending reads are completed."""
         self._reading.shutdown()
         self._log.writer.close()
         self._reader.close()
         self._file.close()
 
     def _choose_victims(self) -> None:
-        """Has the segments with the fewest live records read, where there are too many dead ones."""
+        """Starts to read the segments with the fewest live records, if there are too many dead records."""
         while len(self._victims) < _MOST_VICTIMS and self._log.dead_share > self._most_dead:
             segments = self._log.segments
             num_live = segments.num_live[: segments.num_segments].copy()
@@ -280,7 +285,7 @@ def _reader(engine: str, file: DirectFile, blocks: Blocks) -> BlockReader:
     if engine != "threads":
         try:
             return RingReader(file, blocks)
-        except OSError as error:  # forbidden in many containers, and unknown to old systems
+        except OSError as error:  # many containers forbid it, and old systems lack it
             if engine == "io_uring":
                 raise ConfigError(
                     f"engine 'io_uring': this system does not offer it ({error.strerror}); use 'auto'"

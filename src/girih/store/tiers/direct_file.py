@@ -1,4 +1,4 @@
-"""A file without a name, read and written past the page cache, whose space is claimed before it is needed.
+"""A file without a name that bypasses the page cache. Its space is claimed before it is needed.
 
 Sizes are bytes.
 """
@@ -20,22 +20,22 @@ from girih.files.whole import disk_full
 from girih.store.memory.mapping import claim
 
 BLOCK_BYTES = 4096
-"""A multiple of what direct I/O begins at and takes, on whatever disk."""
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of Linux' fallocate
+"""A multiple of the alignment and size that direct I/O needs on any disk."""
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of Linux' fallocate
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class DirectFile:
-    """The file; it ends with the process, or with :meth:`close`.
+    """The file. It ends with the process, or with :meth:`close`.
 
     Args:
-        directory: made if it is missing.
-        direct: False goes through the page cache.
+        directory: created if missing.
+        direct: False uses the page cache.
 
     Attributes:
-        descriptor: of the file, for who reads and writes.
-        direct: whether the page cache is out of play; some file systems refuse that.
-        num_bytes: its length, all of which has been claimed.
+        descriptor: the file descriptor, for reads and writes.
+        direct: whether the page cache is bypassed; some file systems refuse that.
+        num_bytes: the length of the file, all of it claimed.
         where: for errors.
 
     Raises:
@@ -59,18 +59,18 @@ class DirectFile:
             ) from None
 
     def grow(self, num_bytes: int) -> None:
-        """Makes the file longer, by memory of the disk that writing will find.
+        """Makes the file longer, and claims the space on the disk.
 
         Raises:
-            StorageFullError: there is no more; the file stays as long as it is.
+            StorageFullError: the disk is full. The file keeps its length.
         """
         start = self.num_bytes
         self.claim(start, start + num_bytes)
-        os.ftruncate(self.descriptor, start + num_bytes)  # where nothing could be claimed ahead
+        os.ftruncate(self.descriptor, start + num_bytes)  # if nothing could be claimed ahead
         self.num_bytes += num_bytes
 
     def claim(self, start: int, stop: int) -> None:
-        """Claims a part that was let go of.
+        """Claims a part that was released.
 
         Raises:
             StorageFullError: the disk is full.
@@ -78,11 +78,11 @@ class DirectFile:
         try:
             claim(self.descriptor, start, stop, self.where)
         except StorageFullError:
-            os.ftruncate(self.descriptor, self.num_bytes)  # some file systems keep what they got
+            os.ftruncate(self.descriptor, self.num_bytes)  # some file systems keep a partial claim
             raise
 
     def let_go(self, start: int, stop: int) -> bool:
-        """Gives a part back to the file system; False where that cannot be done."""
+        """Gives a part back to the file system. Returns False if that is impossible."""
         fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
         if fallocate is None:
             return False
@@ -91,11 +91,11 @@ class DirectFile:
         return int(fallocate(self.descriptor, flags, start, stop - start)) == 0
 
     def write(self, memory: NDArray[np.uint8], offset: int) -> None:
-        """Writes all of ``memory``, which is aligned where the file is direct.
+        """Writes all of ``memory``, which must be aligned if the file is direct.
 
         Raises:
             StorageFullError: the disk is full.
-            OSError: it failed.
+            OSError: the write failed.
         """
         try:
             while len(memory):
@@ -105,10 +105,10 @@ class DirectFile:
             raise disk_full(error, self.where) or error from None
 
     def read(self, memory: NDArray[np.uint8], offset: int) -> None:
-        """Fills ``memory``, which is aligned where the file is direct.
+        """Fills ``memory``, which must be aligned if the file is direct.
 
         Raises:
-            OSError: it failed, or the file ends before.
+            OSError: the read failed, or the file is too short.
         """
         while len(memory):
             got = os.preadv(self.descriptor, [memory.data], offset)
@@ -117,13 +117,16 @@ class DirectFile:
             memory, offset = memory[got:], offset + got
 
     def close(self) -> None:
-        """Lets go of the file and its space."""
+        """Releases the file and its space."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
     def _opens(self, directory: str | os.PathLike[str], flags: int) -> bool:
-        """Opens the file, and writes a block, since some refuse flags only then; False if these are refused."""
+        """Opens the file, and writes a block, because some systems refuse flags only then.
+
+        Returns False if they refuse.
+        """
         try:
             self.descriptor = _open_nameless(directory, flags)
             os.pwrite(self.descriptor, aligned_memory(BLOCK_BYTES).data, 0)
@@ -136,14 +139,14 @@ class DirectFile:
 
 
 def aligned_memory(num_bytes: int) -> NDArray[np.uint8]:
-    """Zeros on pages of their own, as direct I/O asks for."""
+    """Returns zeros on separate pages, as direct I/O needs."""
     return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
 
 
 def unreadable(number: int, where: str) -> OSError:
-    """The error for a block that could not be read; ``number`` is that of the system."""
+    """Returns the error for a block that could not be read. ``number`` is the system's error number."""
     return OSError(
-        number, f"{where}: rows cannot be read back ({os.strerror(number)}); look after the disk and resume"
+        number, f"{where}: rows cannot be read back ({os.strerror(number)}); check the disk and resume"
     )
 
 
@@ -151,7 +154,7 @@ def _open_nameless(directory: str | os.PathLike[str], flags: int) -> int:
     flags |= os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
     with contextlib.suppress(OSError, AttributeError):
         return os.open(directory, flags | os.O_TMPFILE, 0o600)
-    # the file system knows no files without a name, or refuses the flags: the second try tells
+    # the file system has no nameless files, or refuses the flags; the next open shows which
     descriptor, name = tempfile.mkstemp(prefix=".rows-", dir=directory)
     try:
         return os.open(name, flags)

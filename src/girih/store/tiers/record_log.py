@@ -1,8 +1,8 @@
-"""Records of one size, appended to a file in segments that a thread writes behind.
+"""Records of one size, appended to a file in segments. A thread writes the segments later.
 
     places of records   0 … N      N … 2N     2N … 3N
-    file                segment 0  segment 1  segment 2  …      each: blocks of records, then their owners
-                        on disk    written    filled            the last two are in memory too
+    file                segment 0  segment 1  segment 2  …   each: blocks of records, then their owners
+                        on disk    written    filled         the last two are in memory too
 
 Shapes: n records, R bytes of a record, N records of a segment.
 """
@@ -29,23 +29,23 @@ from girih.store.tiers.direct_file import BLOCK_BYTES, DirectFile, aligned_memor
 Bytes = NDArray[np.uint8]
 
 
-_GROWTH = 8  # the file grows by an eighth, so that it is claimed in few and large parts
+_GROWTH = 8  # the file grows by 1/8 of its size, so that space is claimed in few large parts
 _MOST_GROWTH_BYTES = 256 << 20
 _LEAST_SPARE = 4
 
 
 class FileSegments:
-    """The segments of a file, and how many records of each somebody refers to.
+    """The segments of a file, and the number of live records in each.
 
-    A segment that nobody refers to any more may still be read, by who asked before; so each read takes a *ticket*,
-    and a segment is used again when all tickets are back that were out when it was given up.
+    A read may still use a segment without live records. So each read takes a *ticket*. A segment is used again when
+    all tickets are back that were out when it was given up.
 
     Args:
-        segment_bytes: of each.
+        segment_bytes: the size of a segment.
 
     Attributes:
-        num_live: int64[·] by segment; the first :attr:`num_segments` count.
-        memory: int64[·] by segment: the address of its memory where it is not on the disk yet, else 0.
+        num_live: int64[·] by segment; only the first :attr:`num_segments` are valid.
+        memory: int64[·] by segment: the address of its memory, or 0 if it is on the disk.
     """
 
     def __init__(self, file: DirectFile, segment_bytes: int) -> None:
@@ -53,7 +53,7 @@ class FileSegments:
         self.num_segments = 0
         self.num_live: Longs = np.zeros(16, np.int64)
         self.memory: Longs = np.zeros(16, np.int64)
-        self._free: list[int] = []  # heaps: the file is used from its front
+        self._free: list[int] = []  # heaps: low segments are used first
         self._holes: list[int] = []
         self._given_up: deque[tuple[int, int]] = deque()
         self._tickets: dict[int, Callable[[], object] | None] = {}
@@ -62,19 +62,19 @@ class FileSegments:
 
     @property
     def num_used(self) -> int:
-        """Segments with records, live or not."""
+        """Segments with records, live or dead."""
         return self.num_segments - len(self._free) - len(self._holes) - len(self._given_up)
 
     @property
     def num_bytes(self) -> int:
-        """The space that the file takes."""
+        """The space that the file takes, in bytes."""
         return (self.num_segments - len(self._holes)) * self._segment_bytes
 
     def reserve(self, count: int, *, wait: bool = False) -> None:
         """Makes sure that ``count`` segments can be taken.
 
         Args:
-            wait: for those that were given up and are still read.
+            wait: True waits for segments that were given up and are still read.
 
         Raises:
             StorageFullError: the disk is full.
@@ -88,29 +88,29 @@ class FileSegments:
             self._grow(count - len(self._free))
 
     def take(self) -> int:
-        """A segment that was reserved."""
+        """Takes a reserved segment."""
         return heapq.heappop(self._free)
 
     def give_up(self, segment: int) -> None:
-        """Takes back a segment without live records."""
+        """Gives up a segment without live records."""
         self._given_up.append((self._num_tickets, segment))
 
     def ticket(self, wait: Callable[[], object] | None = None) -> int:
-        """A number to give back; what is given up from now on stays as it is until then.
+        """Returns a ticket to give back. Until then, segments that are given up from now on stay unchanged.
 
         Args:
-            wait: returns when the ticket is back, where that happens by itself.
+            wait: a function that waits for the ticket, if the ticket comes back by itself.
         """
         self._num_tickets += 1
         self._tickets[self._num_tickets - 1] = wait
         return self._num_tickets - 1
 
     def give_back(self, ticket: int) -> None:
-        """Called by any thread."""
+        """Gives a ticket back. Any thread may call it."""
         self._tickets.pop(ticket, None)
 
     def _settle(self, *, wait: bool) -> None:
-        """Frees what was given up and is read by nobody; gives back to the file system what is far too much."""
+        """Frees segments that were given up and that nobody reads. Returns surplus space to the file system."""
         while self._given_up and self.memory[self._given_up[0][1]] == 0:
             number, segment = self._given_up[0]
             if not self._are_back(number, wait):
@@ -127,12 +127,12 @@ class FileSegments:
                     heapq.heappush(self._holes, self._free.pop())
 
     def _are_back(self, number: int, wait: bool) -> bool:
-        """Whether no ticket below ``number`` is out."""
+        """Returns whether no ticket below ``number`` is out."""
         for ticket in list(self._tickets):
             if ticket >= number:
                 break
             until = self._tickets.get(ticket)
-            if ticket not in self._tickets:  # another thread gave it back just now
+            if ticket not in self._tickets:  # another thread has just given it back
                 continue
             if not wait or until is None:
                 return False
@@ -164,24 +164,24 @@ class _Write(NamedTuple):
 
 
 class WriteBehind:
-    """Writes segments in order, at most ``most`` of them at a time; its methods are one thread's.
+    """Writes segments in order, at most ``most`` at a time. Only one thread calls its methods.
 
     Args:
-        segment_bytes: of each, one behind the other in the file.
+        segment_bytes: the size of a segment; segments follow each other in the file.
     """
 
     def __init__(self, file: DirectFile, segment_bytes: int, most: int) -> None:
         self._file, self._segment_bytes = file, segment_bytes
-        self._left = most + 1  # buffers that may still be made: one is filled while others are written
+        self._left = most + 1  # buffers that may still be made; one is filled during writes
         self._free: list[Bytes] = []
         self._writes: deque[_Write] = deque()
         self._thread = ThreadPoolExecutor(1, "girih-cold-write")
 
     def take(self, written: list[int]) -> Bytes:
-        """Memory for a segment, uint8[segment_bytes]; waits where all of it is on its way to the disk.
+        """Returns memory for a segment, uint8[segment_bytes]. Waits if all memory waits to be written.
 
         Args:
-            written: gets the segments that are on the disk since, whose memory is not theirs any more.
+            written: receives the segments that were written to disk since. Their memory is reused.
         """
         written += self.settle()
         if not self._free and self._left:
@@ -193,16 +193,16 @@ class WriteBehind:
         return self._free.pop()
 
     def submit(self, segment: int, memory: Bytes) -> None:
-        """Has a segment written; its memory stays as it is until that is done."""
+        """Starts to write a segment. Do not change its memory until the write is done."""
         done = self._thread.submit(self._file.write, memory, segment * self._segment_bytes)
         self._writes.append(_Write(segment, memory, done))
 
     def settle(self, *, wait: bool = False) -> list[int]:
-        """The segments that were written since; with ``wait`` all others too.
+        """Returns the segments that were written since. With ``wait``, waits for all other segments too.
 
         Raises:
-            StorageFullError: the disk is full, then and from then on.
-            OSError: it could not be written, then and from then on.
+            StorageFullError: the disk is full. Later calls raise it too.
+            OSError: a write failed. Later calls raise it too.
         """
         written = []
         while self._writes and (wait or self._writes[0].done.done()):
@@ -213,11 +213,11 @@ class WriteBehind:
         return written
 
     def run(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
-        """Has other work done by the thread, behind the segments that are to be written."""
+        """Runs other work in the thread, after the segments that wait to be written."""
         return self._thread.submit(work, *arguments)
 
     def close(self) -> None:
-        """Ends the thread, when it has written what it was given."""
+        """Ends the thread after its current work, and drops the rest."""
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -226,14 +226,14 @@ _MOST_READ_BYTES = 16 << 10
 
 @dataclass(slots=True)
 class ColdCounters:
-    """Counts of what a file did since it was made.
+    """Counts of a file's work since it was made.
 
     Attributes:
-        bytes_read, bytes_written: by the disk, all blocks in full.
-        device_reads: of blocks, or of some that follow each other.
-        records_read: by :meth:`ColdFile.begin_read`; ``records_in_memory`` of them needed no disk.
-        records_appended: ``records_moved`` of them by collection.
-        segments_collected: whose live records were moved.
+        bytes_read, bytes_written: by the disk, in whole blocks.
+        device_reads: reads of one block, or of several adjacent blocks.
+        records_read: records that :meth:`ColdFile.begin_read` read; ``records_in_memory`` of them needed no disk.
+        records_appended: all appended records; collection moved ``records_moved`` of them.
+        segments_collected: segments whose live records were moved.
     """
 
     bytes_read: int = 0
@@ -247,13 +247,13 @@ class ColdCounters:
 
 
 class RecordLog:
-    """The segments of a file, and the end at which records are added.
+    """The segments of a file, and the end that takes new records.
 
     Args:
-        write_behind: segments that may be on their way to the disk.
+        write_behind: the maximum number of segments that wait to be written.
 
     Attributes:
-        num_live: records that somebody refers to.
+        num_live: the number of live records.
     """
 
     def __init__(self, file: DirectFile, blocks: Blocks, write_behind: int) -> None:
@@ -263,22 +263,22 @@ class RecordLog:
         self.counters = ColdCounters()
         self.num_live = 0
         self._open: tuple[int, Bytes] | None = None
-        self._num_filled = blocks.per_segment  # of the open segment
+        self._num_filled = blocks.per_segment  # records of the open segment
 
     @property
     def end_place(self) -> int:
-        """The place behind the last that a record may have."""
+        """The first place after the last possible record."""
         return self.segments.num_segments * self.blocks.per_segment
 
     @property
     def dead_share(self) -> float:
-        """Which share of the records that were written, and whose space is not free, nobody refers to."""
+        """The share of written records, in segments that are not free, that are dead."""
         room = self.segments.num_used * self.blocks.per_segment
         written = room - (self.blocks.per_segment - self._num_filled)
         return 1 - self.num_live / written if written else 0.0
 
     def append(self, records: Bytes, owners: Ints) -> Longs:
-        """Adds records, uint8[n, R], for which there is room, of owners int32[n]; returns their places, int64[n]."""
+        """Adds records, uint8[n, R], of owners, int32[n]. There must be room. Returns their places, int64[n]."""
         places = np.empty(len(owners), np.int64)
         done, per_segment = 0, self.blocks.per_segment
         while done < len(owners):
@@ -297,7 +297,7 @@ class RecordLog:
         return places
 
     def free(self, places: Longs, busy: Collection[int]) -> None:
-        """Gives up the records at int64[n] places, each named once; ``busy`` segments are not used again yet."""
+        """Frees the records at int64[n] places, each named once. ``busy`` segments are not reused yet."""
         segments = places // self.blocks.per_segment
         np.subtract.at(self.segments.num_live, segments, 1)
         self.num_live -= len(places)
@@ -310,13 +310,13 @@ class RecordLog:
                 self.segments.give_up(int(segment))
 
     def retire(self, segment: int) -> None:
-        """Gives up a segment whose live records lie elsewhere now."""
+        """Gives up a segment whose live records were moved."""
         self.num_live -= int(self.segments.num_live[segment])
         self.segments.num_live[segment] = 0
         self.segments.give_up(segment)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Notes what was written since; with ``wait`` all that is to be written.
+        """Records the finished writes. With ``wait``, waits for all pending writes.
 
         Raises:
             StorageFullError, OSError: a segment could not be written.
@@ -324,7 +324,7 @@ class RecordLog:
         self._settled(self.writer.settle(wait=wait))
 
     def reserve(self, count: int, spare: int) -> None:
-        """Has room for ``count`` records and ``spare`` segments.
+        """Makes room for ``count`` records and ``spare`` segments.
 
         Raises:
             StorageFullError: the disk is full.
@@ -333,7 +333,7 @@ class RecordLog:
         needed = max(0, -(-missing // self.blocks.per_segment)) + spare
         try:
             self.segments.reserve(needed)
-        except StorageFullError:  # what was given up may be on its way to the disk, or be read
+        except StorageFullError:  # given-up segments may still be written or read
             self.settle(wait=True)
             self.segments.reserve(needed, wait=True)
 
@@ -342,7 +342,7 @@ class RecordLog:
         self.counters.bytes_written += len(written) * self.blocks.segment_bytes
 
     def _open_segment(self) -> tuple[int, Bytes]:
-        """The segment that is being filled, with room for a record."""
+        """Returns the segment that is being filled, with room for a record."""
         if self._open is not None and self._num_filled < self.blocks.per_segment:
             return self._open
         if self._open is not None:
@@ -362,7 +362,9 @@ class RecordLog:
 
 
 def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
-    """The layout of records of a size: in the smallest blocks that hold one, as many in a segment as fit with their owners.
+    """Returns the layout of records of a size.
+
+    A block is the smallest that holds a record. A segment has as many blocks as fit with their owners.
 
     Raises:
         ConfigError: a segment would hold no record, or is no multiple of 4096 bytes.

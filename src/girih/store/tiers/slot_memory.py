@@ -1,4 +1,4 @@
-"""Memory for the values of some rows: a slot for each, hot ones for long, others for a few calls.
+"""Memory for the values of some rows. Each row has a slot. Hot rows keep it for long, other rows for a few calls.
 
 Shapes: N slots, W columns of a row that training sees, V 32-bit words of a record.
 """
@@ -31,17 +31,17 @@ from girih.store.memory.shard_memory import NO_NOTES, NO_SAVE
 from girih.store.spec import Bytes, Floats, Ints, Longs
 
 _FIRST_STAGED = 1 << 10
-_CALLS_KEPT = 3  # a read, what is fetched for the next one, and the update
+_CALLS_KEPT = 3  # a read, the fetch for the next read, and the update
 _MOST_CALLS_KEPT = 1 << 8
-_MOST_STAGED = 1 << 15  # where fewer rows than that are hot
+_MOST_STAGED = 1 << 15  # the limit if fewer rows are hot
 _MOST_SLOTS = (1 << 31) - 2
 NEVER = 1 << 31  # a count that no row has
 _SAMPLE = 1 << 20
-_BYTES_BESIDE = 4 + 8 + 4 + 1  # of a slot, beside its record
+_BYTES_BESIDE = 4 + 8 + 4 + 1  # bytes per slot without the record
 
 
 class SlotMemory:
-    """The slots of one shard: ``most_hot`` for hot rows, and as many more as the rows of a few calls take.
+    """The slots of one shard: ``most_hot`` slots for hot rows, and additional slots for the rows of a few calls.
 
     Args:
         num_words: V. num_columns: W.
@@ -50,7 +50,7 @@ class SlotMemory:
     Attributes:
         slots: for kernels that find slots.
         shard: the same records, for kernels that move rows: a slot's number is its row.
-        num_calls_kept: slots that one of the last calls used stay.
+        num_calls_kept: a slot stays if one of this number of last calls used it.
     """
 
     def __init__(self, most_hot: int, num_words: int, num_columns: int, tables: Longs) -> None:
@@ -78,31 +78,33 @@ class SlotMemory:
 
     @property
     def num_slots(self) -> int:
-        """N."""
+        """The number of slots, N."""
         return int(self.state[NUM_SLOTS])
 
     @property
     def used_bytes(self) -> int:
-        """Memory of slots that were ever used, all of what goes with them."""
+        """The memory of slots that were ever used, with their bookkeeping."""
         used = int(np.count_nonzero(self.slots.rows[: self.num_slots] >= 0))
         return used * (self.record_bytes + _BYTES_BESIDE)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all slots."""
+        """The memory of all slots."""
         return self.num_slots * (self.record_bytes + _BYTES_BESIDE)
 
     def begin_call(self) -> None:
-        """Counts a call: what it uses stays for the next few."""
+        """Starts a new call. Its slots stay for the next few calls."""
         self.state[CALL] += 1
         self.state[USED_SINCE] = self.state[CALL] - self.num_calls_kept
 
     def keep_longer(self) -> None:
-        """Keeps slots for more calls: an update had to bring back the rows of an earlier read."""
+        """Keeps slots for more calls, because an update had to bring back rows of an earlier read."""
         self.num_calls_kept = min(2 * self.num_calls_kept, _MOST_CALLS_KEPT)
 
     def make_room(self, count: int) -> None:
-        """Makes slots for a call that finds none: gives up those of earlier calls, if there are as many slots as hot rows, or adds some.
+        """Makes slots for a call that finds none.
+
+        Gives up slots of earlier calls if there are as many slots as hot rows, or else adds slots.
 
         Raises:
             StorageFullError: see :meth:`add`.
@@ -115,10 +117,10 @@ class SlotMemory:
             self.add(count)
 
     def add(self, count: int) -> None:
-        """Makes more slots, at least ``count``, for rows that are not hot.
+        """Makes at least ``count`` more slots for rows that are not hot.
 
         Raises:
-            StorageFullError: the address space that was reserved ends.
+            StorageFullError: the reserved address space is full.
         """
         first = self.num_slots
         last = min(first + max(count, (first - self.most_hot) // 2), self._reserved)
@@ -131,10 +133,10 @@ class SlotMemory:
         self.state[NUM_SLOTS], self.state[HAND] = last, first
 
     def choose(self, meta: Ints, num_rows: int) -> None:
-        """Chooses the hot rows anew: those with the highest counts (PICASSO Alg. 1, line 24).
+        """Chooses the hot rows again: the rows with the highest counts (PICASSO Alg. 1, line 24).
 
         Args:
-            meta: int32[·, ·], of all rows that were ever made. num_rows: of them, those that have a key; at least one.
+            meta: int32[·, ·], of all rows that were ever made. num_rows: the number of rows with a key; at least one.
         """
         count = self.num_slots
         choose_hot(self.slots.rows[:count], self.slots.flags[:count], self.state, meta, num_rows)
@@ -148,7 +150,7 @@ class SlotMemory:
         self.state[[NUM_HOT, HAND]], self.state[LEAST_COUNT] = 0, NEVER
 
     def _reserve(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-        """Memory for all slots that there may ever be, which is used where it is touched."""
+        """Reserves memory for the maximum number of slots. It is filled at the first access."""
         width = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         while True:
             try:
@@ -169,14 +171,14 @@ class SlotMemory:
 
 
 def choose_hot(rows: Ints, flags: Bytes, state: Longs, meta: Ints, num_rows: int) -> None:
-    """Chooses the hot rows anew, those with the highest counts.
+    """Chooses the hot rows again: the rows with the highest counts.
 
-    Rows in slots are hot from now on, or not; others become hot when they next come in. Where there are far more
-    rows than a sample, the count that parts them is that of a sample.
+    Rows in slots become hot or not at once. Other rows become hot when they next come in. If there are far more rows
+    than a sample, the limiting count is taken from a sample.
 
     Args:
         rows, flags: int32[N], uint8[N], of slots; the flags are written. state: int64[8], see :class:`Slots`.
-        meta: int32[·, ·], of all rows that were ever made. num_rows: of them, those that have a key; at least one.
+        meta: int32[·, ·], of all rows that were ever made. num_rows: the number of rows with a key; at least one.
     """
     most_hot = int(state[MOST_HOT])
     stride = -(-len(meta) // _SAMPLE)
@@ -200,7 +202,7 @@ def choose_hot(rows: Ints, flags: Bytes, state: Longs, meta: Ints, num_rows: int
 
 
 def shard_of_records(values: Floats, tables: Longs, num_columns: int) -> Shard:
-    """Records, float32[N, V], as a shard without an index: kernels find a row where they are told it is."""
+    """Wraps records, float32[N, V], as a shard without an index. Kernels get row numbers from their caller."""
     state = np.zeros(layout.STATE_WORDS, np.int64)
     state[layout.ROWS_EVER] = len(values)
     state[layout.INDEX_SHIFT] = layout.TAG_BITS - 4

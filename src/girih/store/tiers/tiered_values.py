@@ -1,9 +1,9 @@
-"""The values of a shard's rows in two tiers: slots of memory above, a file below.
+"""The values of a shard's rows in two tiers: slots of memory, and a file below.
 
-A row whose values are wanted is brought into a slot. Rows that are in nobody's way stay: the hot ones until the hot set
-is chosen anew, others until their slot is needed. What changed meanwhile is written before its slot is given away.
+If a row's values are needed, they are brought into a slot. Hot rows stay until the hot set is chosen again. Other
+rows stay until their slot is needed. Changed values are written to the file before their slot is reused.
 
-Shapes: U keys, K rows on their way, W columns of a row that training sees, V 32-bit words of a record.
+Shapes: U keys, K rows in transit, W columns of a row that training sees, V 32-bit words of a record.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Tiers:
 
     Attributes:
         directory: for the file, which has no name and ends with the process.
-        hot_rows: rows of this store that stay in memory: those that were read most. Beside them there is room for the
-            rows of a few batches, which grows with these.
-        flush_every_steps: how often the hot rows are chosen anew.
-        warm_up_steps: steps that only count, before they are chosen first.
-        direct: False lets the page cache keep what was read from the file; for file systems that have no better way.
+        hot_rows: rows of this store that stay in memory: the rows that were read most. There is additional room for
+            the rows of a few batches, which grows with the batches.
+        flush_every_steps: the number of steps after which the hot rows are chosen again.
+        warm_up_steps: steps that only count, before the first choice.
+        direct: False lets the page cache keep data of the file, for file systems without direct I/O.
     """
 
     directory: str | os.PathLike[str]
@@ -60,8 +60,8 @@ class Tiers:
     direct: bool = True
 
 
-_MOST_AT_ONCE = 1 << 12  # keys that need slots together, and rows that are copied together
-_RECORDS_PER_KEY = 3  # its own, that of the row which leaves for it, and one to spare
+_MOST_AT_ONCE = 1 << 12  # keys that get slots together, rows copied together
+_RECORDS_PER_KEY = 3  # its own, that of the row that leaves, and one to spare
 
 
 class _Fetch(NamedTuple):
@@ -71,12 +71,14 @@ class _Fetch(NamedTuple):
 
 
 class SlotExchange(Values):
-    """Rows between slots of memory and a file: which slots they get, who leaves for them, and what is read and written.
+    """Moves rows between slots of memory and a file.
+
+    Decides which rows get slots, which leave, and what is read and written.
 
     Attributes:
         slots: the upper tier. cold: the file.
-        num_reads: rows that training has read and that were there; ``num_cold`` of them came from the file, those that
-            were fetched ahead included.
+        num_reads: existing rows that training has read; ``num_cold`` of them came from the file, including rows
+            fetched ahead.
     """
 
     in_place = False
@@ -95,17 +97,18 @@ class SlotExchange(Values):
         self._is_closed = False
 
     def parts(self, num_keys: int, first: int = 0) -> Iterator[slice]:
-        """See :class:`Values`: as many keys as have slots together; each part is a call of its own."""
+        """Yields as many keys as can have slots together; see :class:`Values`. Each part is a separate call."""
         for start in range(first, num_keys, _MOST_AT_ONCE):
             for part in self.memory.stretches(min(start + _MOST_AT_ONCE, num_keys), _RECORDS_PER_KEY, start):
                 self.slots.begin_call()
                 yield part
 
     def bring(self, keys: Keys, rows: Ints) -> tuple[Ints, int]:
-        """Has the rows of keys in slots; what is not there is read from the file, all at once.
+        """Brings the rows of keys into slots. Reads missing rows from the file, all at once.
 
         Returns:
-            int32[U], the slot of each, -1 where there is no row; and how many came from the file, fetched ones included.
+            int32[U], the slot of each row, -1 if there is no row; and the number of rows from the file, including
+            fetched rows.
         """
         row_slots = np.empty(len(rows), np.int32)
         num_missing, num_fetched, num_loading = self._find_slots(rows, row_slots)
@@ -139,14 +142,14 @@ class SlotExchange(Values):
             self._forget(known[part], rows[part])
 
     def choose(self, step: int) -> None:
-        """Chooses the hot rows where it is time (PICASSO Alg. 1, lines 23 to 26)."""
+        """Chooses the hot rows, if it is time (PICASSO Alg. 1, lines 23 to 26)."""
         if step >= self._next_choice and self.memory.num_rows:
             self._next_choice = step + self._options.flush_every_steps
             arrays = self.memory.arrays
             self.slots.choose(arrays.meta[: arrays.state[layout.ROWS_EVER]], self.memory.num_rows)
 
     def collect(self) -> None:
-        """Makes room in the file, where too much of it is of nobody."""
+        """Makes room in the file, if too many of its records are dead."""
         self.cold.collect(self)
 
     def _put(self, rows: Ints, values: Ints) -> None:
@@ -165,13 +168,13 @@ class SlotExchange(Values):
             self._load_records(rows[in_file], records)
 
     def _load_records(self, rows: Ints, records: Ints) -> None:
-        """Gives rows, none of which is in a slot, their records."""
+        """Gives records to rows. None of the rows may be in a slot."""
         before = self.memory.arrays.keys[rows, PLACE]
         self.cold.free(before[before > 0] - 1)
         self._write(rows, records)
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forgets all rows."""
         self._finish_reads()
         arrays, slots = self.memory.arrays, self.slots.slots
         of_rows = arrays.keys[: arrays.state[layout.ROWS_EVER], PLACE]
@@ -183,24 +186,24 @@ class SlotExchange(Values):
         self._next_choice = self._options.warm_up_steps
 
     def alive(self, owners: Ints, places: Longs) -> Bytes:
-        """Whether the file's record at each place, int64[K], is still that of its row: uint8[K]."""
+        """Returns whether the file's record at each place, int64[K], still belongs to its row, uint8[K]."""
         flags = np.empty(len(owners), np.uint8)
         tiers.alive(self.memory.arrays, self.slots.slots, owners, places, flags)
         return flags
 
     def moved(self, owners: Ints, places: Longs) -> None:
-        """Remembers where the file has rows from now on."""
+        """Stores the new places of rows in the file."""
         tiers.move_places(self.memory.arrays, self.slots.slots, owners, places)
 
     def close(self) -> None:
-        """Lets go of memory and file."""
+        """Releases memory and file."""
         if not self._is_closed:
             self._is_closed = True
             self.cold.close()
         super().close()
 
     def _finish_reads(self, wanted: Longs | Ints | None = None) -> None:
-        """Returns when what was fetched is in the slots that are ``wanted``; in all of them where None."""
+        """Waits until fetched rows are in the ``wanted`` slots, or in all slots if None."""
         flags = self.slots.slots.flags
         while self._fetches and (wanted is None or (flags[wanted] & LOADING).any()):
             self._store_fetched(self._fetches.pop(0))
@@ -211,7 +214,7 @@ class SlotExchange(Values):
         return tiers.find_slots(self.memory.arrays, self.slots.slots, rows, row_slots)  # type: ignore[no-any-return]
 
     def _take_slots(self, rows: Ints, row_slots: Ints, fresh: Bytes, most: int) -> Ints:
-        """Gives slots to rows that miss one; returns those that are to be loaded."""
+        """Gives slots to rows that miss one. Returns the slots that must be loaded."""
         leaving, start = _no_evictions(most, self.layout.num_words), 0
         while True:
             arrays, slots = self.memory.arrays, self.slots.slots
@@ -229,7 +232,7 @@ class SlotExchange(Values):
         tiers.set_places(self.memory.arrays, rows, self._append(rows, records))
 
     def _append(self, rows: Ints, records: Ints) -> Longs:
-        """Writes records to the file; where that fails, rows are lost, so that nothing goes on."""
+        """Writes records to the file. If that fails, rows are lost, so all later calls fail."""
         try:
             return self.cold.append(_bytes(records), rows)
         except Exception as error:
@@ -253,7 +256,7 @@ class SlotExchange(Values):
             raise self._error
 
     def _records_at(self, places: Longs, keys: Ints) -> Ints:
-        """The records of keys, int32[K, 3], at places of the file, int32[K, V]."""
+        """Returns the records of keys, int32[K, 3], at places of the file, int32[K, V]."""
         records = np.empty((len(places), self.layout.num_words), np.int32)
         self.cold.begin_read(places, _bytes(records)).result()
         self.check(records, keys)
@@ -267,7 +270,10 @@ class SlotExchange(Values):
     def read_slots(
         self, keys: Keys, row_slots: Ints, fresh: Bytes, out: Floats, records: Ints | None = None
     ) -> None:
-        """Copies the columns of rows to ``out``, from slots of memory, or from ``records``, which are numbered as slots are."""
+        """Copies the columns of rows to ``out``, from slots of memory, or from ``records``.
+
+        The numbers of ``records`` are used like numbers of slots.
+        """
         shard = self.slots.shard
         if records is not None:
             shard = shard_of_records(records.view(np.float32), self.memory.arrays.tables, self.spec.dim)
@@ -279,11 +285,11 @@ class SlotExchange(Values):
 class TieredValues(SlotExchange):
     """Values in two tiers: HybridHash (PICASSO §III-D, Algorithm 1).
 
-    The hash map, and the meta of every row, lie in the shard's memory as those of any shard do. So which keys have rows,
-    who is evicted and what is counted do not depend on tiers. Only values move: between slots of memory (the paper's
+    The hash map and the meta of every row are in the shard's memory, as in any shard. So tiers do not affect which
+    keys have rows, which rows are evicted and what is counted. Only values move, between slots of memory (the paper's
     Hot-storage) and a file (its Cold-storage). Frequencies are the counts that rows have anyway.
 
-    ``layout`` is that of whole rows; those of ``memory`` have their meta alone, and a place.
+    ``layout`` describes whole rows. The rows in ``memory`` have only their meta and a place.
     """
 
     def read(self, keys: Keys, now: Longs, step: int, out: Floats, addresses: Longs | None) -> Ints:
@@ -301,7 +307,7 @@ class TieredValues(SlotExchange):
         return made.rows
 
     def peek(self, keys: Keys, out: Floats, addresses: Longs | None) -> Ints:
-        """See :class:`Values`; rows of the file are not kept in memory."""
+        """Reads rows for evaluation; see :class:`Values`. Rows from the file are not kept in memory."""
         with self.memory.changing():
             rows = self.find(keys)
             self.slots.begin_call()
@@ -342,14 +348,14 @@ class TieredValues(SlotExchange):
         return self._made(self.rows.make(keys, now, step, forced=True)).rows
 
     def _made(self, made: MadeRows) -> MadeRows:
-        """The rows that keys have got, which begin anew, whatever had their numbers before."""
+        """Gives new rows fresh values, regardless of earlier rows with the same numbers. Returns ``made``."""
         self.forget(made.known, made.rows)
         if made.full is not None:
             raise made.full
         return made
 
     def reach(self, keys: Keys, rows: Ints, step: int) -> tuple[Shard, Ints]:
-        """See :class:`Values`: rows are brought into slots, and marked as changed."""
+        """Brings rows into slots and marks them as changed; see :class:`Values`."""
         arrays, checked = self.memory.arrays, np.empty(len(rows), np.int32)
         tiers.check_rows(arrays, keys.ids, keys.tables, rows, checked)
         row_slots, num_cold = self.bring(keys, checked)
@@ -369,13 +375,13 @@ class TieredValues(SlotExchange):
         self.collect()
 
     def put(self, rows: Ints, values: Ints) -> None:
-        """See :class:`Values`: in their slots, or else in the file."""
+        """Writes rows in their slots, or else in the file; see :class:`Values`."""
         for part in self.memory.stretches(len(rows), 1):
             self._put(rows[part], values[part])
         self.collect()
 
     def fetch(self, keys: Keys) -> None:
-        """See :class:`Values`: begins to read the rows that only the file has."""
+        """Starts to read the rows that only the file has; see :class:`Values`."""
         with self.memory.changing():
             rows = self.find(keys)
             rows = rows[rows >= 0]
@@ -395,7 +401,7 @@ class TieredValues(SlotExchange):
         begins: bool,
         states: Sequence[LoadedColumn] = (),
     ) -> None:
-        """See :class:`Values`: they go to the file."""
+        """Writes rows to the file; see :class:`Values`."""
         arrays, records = self.memory.arrays, np.zeros((len(rows), self.layout.num_words), np.float32)
         words = records.view(np.int32)
         words[:, : layout.META_COLUMNS] = arrays.meta[rows, : layout.META_COLUMNS]
@@ -404,7 +410,7 @@ class TieredValues(SlotExchange):
         self._load_records(rows, words)
 
     def freeze(self) -> FrozenValues:
-        """See :class:`Values`: writes what only memory has."""
+        """Writes values that are only in memory to the file; see :class:`Values`."""
         self._finish_reads()
         slots, arrays, count = self.slots.slots, self.memory.arrays, self.slots.num_slots
         changed = np.flatnonzero(slots.flags[:count] & CHANGED)
@@ -419,7 +425,7 @@ class TieredValues(SlotExchange):
         return _FrozenPlaces(self, slots.places[:count].copy())
 
     def counters(self) -> dict[str, int]:
-        """Rows that training read from each tier, and bytes that the file's disk read and wrote."""
+        """Returns rows that training read from each tier, and bytes that the file's disk read and wrote."""
         counted = self.cold.counters
         return {
             "dram_reads": self.num_reads - self.num_cold,
@@ -429,7 +435,7 @@ class TieredValues(SlotExchange):
         }
 
     def tier_bytes(self) -> dict[str, tuple[int, int]]:
-        """Bytes of slots, and of what is on its way to the file."""
+        """Returns bytes of slots, and of buffers for the file."""
         buffers = self.cold.memory_bytes
         return {"slots": (self.slots.used_bytes, self.slots.num_bytes), "ssd_buffers": (buffers, buffers)}
 
@@ -438,7 +444,7 @@ class _FrozenPlaces(FrozenValues):
     """The places of values when a snapshot began.
 
     Args:
-        places: int64[N], where the file has what slots held.
+        places: int64[N], the place in the file for the values of each slot.
     """
 
     def __init__(self, values: TieredValues, places: Longs) -> None:
@@ -446,7 +452,7 @@ class _FrozenPlaces(FrozenValues):
         self._places: Longs | None = places
 
     def whole(self, records: Ints, live: Ints) -> tuple[Ints, Ints]:
-        """See :class:`FrozenValues`; called by any thread."""
+        """Adds values to records; see :class:`FrozenValues`. Any thread may call it."""
         return self._whole(records[live]), np.arange(len(live), dtype=np.int32)
 
     def thaw(self) -> None:
@@ -483,13 +489,13 @@ class _FrozenPlaces(FrozenValues):
 
 
 def _write_addresses(out: Floats, addresses: Longs | None) -> None:
-    """Rows are copied: their addresses are those in ``out``."""
+    """Writes addresses in ``out``, because rows are copied there."""
     if addresses is not None:
         addresses[:] = out.ctypes.data + out.strides[0] * np.arange(len(out), dtype=np.int64)
 
 
 def _no_evictions(most: int, num_words: int) -> SlotEvictions:
-    """Room for ``most`` rows that leave their slots."""
+    """Returns buffers for ``most`` rows that leave their slots."""
     return SlotEvictions(
         rows=np.empty(most, np.int32),
         records=np.empty((most, num_words), np.int32),
@@ -501,8 +507,8 @@ def _no_evictions(most: int, num_words: int) -> SlotEvictions:
 
 def _wrong_key(directory: str | os.PathLike[str], records: Ints) -> CheckpointError:
     return CheckpointError(
-        f"{directory}: the SSD tier gave back a row of another key ({records[0, :3].tolist()});"
-        " the disk is damaged: --resume from the last checkpoint, on another one"
+        f"{directory}: the SSD tier returned a row of another key ({records[0, :3].tolist()});"
+        " the disk is damaged; use another disk, and --resume from the last checkpoint"
     )
 
 

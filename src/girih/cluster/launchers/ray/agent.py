@@ -1,4 +1,4 @@
-"""The actor beside each process of a run: it starts the process on its node, and stands between it and the launcher."""
+"""The actor of each process of a run: it starts the process on its node, and connects it with the launcher."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from girih.processes.pipe import from_text, module_command
 from girih.processes.segments import hold
 
 ASKED_S = 20.0
-"""An answer of :meth:`Agent.events` without events comes after so long."""
+"""The time after which :meth:`Agent.events` answers even without events."""
 
 Event = Mapping[str, object]
-"""One of ``address`` with ``found``; ``message``, of a trainer; ``printed`` and ``to`` (1 or 2); ``status`` and ``words``, the last one."""
+"""Has ``address``, ``found``; or ``message`` (trainers); or ``printed``, ``to`` (1 or 2); or, last, ``status``, ``words``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """All that it takes to start a process of a run anywhere.
+    """Everything that is needed to start a process of a run on any node.
 
     Attributes:
-        threads: of OpenMP; None leaves it to the process.
-        folder: the one to start it in; it must be there on its node. launched_from: the launcher's node.
-        seen: a file that it must see, as it writes beside it; "" for a process that writes nothing.
-        trainer: the words of ``girih`` that make a trainer; of one that comes back where this does.
+        threads: OpenMP threads; None leaves it to the process.
+        folder: its working directory, which must exist on its node. launched_from: the launcher's node.
+        seen: a file that it must see, next to which it writes; "" for a process that writes nothing.
+        trainer: the words of ``girih`` for a trainer, or for a restarted trainer.
         num_trainers, hello: see :class:`girih.cluster.launchers.local.LocalLauncher`.
         environment: variables of the launcher that the run needs.
     """
@@ -50,14 +50,14 @@ class Order:
 
 
 class Agent:
-    """One process, told of by events that are numbered from 0, so that an answer that is lost can be asked for again.
+    """One process, described by events that are numbered from 0, so that a lost answer can be requested again.
 
-    Its methods may run twice, as calls of Ray may: ``begin`` and ``send`` carry the number of the message.
+    Ray may call its methods twice. So ``begin`` and ``send`` carry the number of the message.
     """
 
     def __init__(self, order: Order, host: str) -> None:
         self._events: list[Event] = []
-        self._first = 0  # the number of the first one that is kept
+        self._first = 0  # the number of the first event that is kept
         self._changed = threading.Condition()
         self._sent = 0
         self._process: LocalProcess | None = None
@@ -67,11 +67,11 @@ class Agent:
             self._send_event({"status": 2, "words": f"girih: {error}"})
 
     def where(self) -> tuple[int, str]:
-        """The number of the process, and the name of its node; 0 where it could not be started."""
+        """Returns the process id and the name of its node; id 0 if the process could not be started."""
         return (0 if self._process is None else self._process.pid), socket.gethostname()
 
     def send(self, number: int, message: dict[str, str]) -> None:
-        """Sends message ``number`` to the process: 1 for the first one."""
+        """Sends message ``number`` to the process, counted from 1."""
         if number <= self._sent or self._process is None:
             return
         self._sent = number
@@ -81,7 +81,7 @@ class Agent:
             self._process.pipe.send(message)
 
     def events(self, first: int) -> list[Event]:
-        """The events from this one on: at once where there are some, else when there are. Those before it are forgotten."""
+        """Returns the events from ``first`` on, waiting if there are none. Earlier events are forgotten."""
         with self._changed:
             del self._events[: first - self._first]
             self._first = first
@@ -94,7 +94,7 @@ class Agent:
             self._process.end()
 
     def kill(self) -> None:
-        """Ends the process now."""
+        """Ends the process immediately."""
         if self._process is not None:
             self._process.kill()
 
@@ -140,7 +140,7 @@ class Agent:
         return process
 
     def _watch(self, process: LocalProcess, hearing: Sequence[threading.Thread]) -> None:
-        """Tells where a role listens, and how it ends."""
+        """Reports a role's address, and the end of the process."""
         if process.name != RoleName.TRAINER and process.wait_for_address(None):
             self._send_event({"address": process.address, "found": process.recovery_note})
         status = process.wait()

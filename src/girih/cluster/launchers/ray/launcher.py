@@ -29,15 +29,15 @@ from girih.errors import ConfigError, RoleError
 from girih.processes.segments import new_prefix_of_nodes
 
 ANSWER_S = 60.0
-"""An actor whose node is there answers much sooner; where none is, Ray may never say so (ray#20092, ray#57726)."""
+"""The time to wait for an actor's answer. If its node is gone, Ray may never report that (ray#20092, ray#57726)."""
 WAITING = "waiting"
-"""The thread of an actor in which a call waits for events; all others run one after another, in their order."""
+"""The concurrency group of an actor's calls that wait for events. All other calls run one after another, in order."""
 LOST = -9
-"""The status of a process whose actor is gone: the process ends with it."""
+"""The status of a process whose actor is gone. The process ends with its actor."""
 
 
 class RayPipe:
-    """The launcher's end of a process's pipe, by its actor; see :class:`girih.processes.pipe.Pipe`."""
+    """The launcher's end of a process's pipe, through its actor; see :class:`girih.processes.pipe.Pipe`."""
 
     def __init__(self, actor: Any) -> None:
         self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -45,31 +45,31 @@ class RayPipe:
         self._actor, self._sent = actor, 0
 
     def send(self, message: dict[str, object]) -> None:
-        """Sends a message; silently where nobody reads any more."""
+        """Sends a message. Does nothing if nobody reads any more."""
         with self.calling, suppress(RayError):
             self._sent += 1
             self._actor.send.remote(self._sent, message)
 
     def receive(self) -> dict[str, Any]:
-        """The next message.
+        """Returns the next message.
 
         Raises:
             EOFError: the process is gone.
         """
         message = self.messages.get()
         if message is None:
-            self.messages.put(None)  # for whoever asks again
+            self.messages.put(None)  # for later callers
             raise EOFError("the other side is gone")
         return message
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """No-op: nothing is held."""
 
 
 class RayProcess(Handle):
-    """A process beside an actor.
+    """A process with its actor.
 
-    Ray is asked only for what happens to the process: one call waits at a time, and returns at each event.
+    Ray is asked only for events of the process: one call waits at a time, and returns at each event.
     """
 
     def __init__(self, name: RoleName, index: int, incarnation: int, actor: Any, node: str) -> None:
@@ -111,7 +111,7 @@ class RayProcess(Handle):
         self._listening.join()
 
     def _listen(self) -> None:
-        """Hears of the process until it ended, or its actor did."""
+        """Receives events of the process until the process or its actor ends."""
         try:
             self.pid, self.host = ray.get(self._where, timeout=ANSWER_S)
             first = 0
@@ -123,10 +123,10 @@ class RayProcess(Handle):
                 for event in events:
                     self._handle_event(event)
         except (RayError, GetTimeoutError, ValueError) as error:
-            self._words = f"Ray lost it: {str(error).strip().splitlines()[0]}"
+            self._words = f"Ray lost the process: {str(error).strip().splitlines()[0]}"
             self._status = LOST
         with suppress(RayError):
-            ray.kill(self._actor)  # the next life of the process needs its place
+            ray.kill(self._actor)  # the next incarnation of the process needs its place
         self._ended.set()
         self._address_known.set()
         self.pipe.messages.put(None)
@@ -156,7 +156,7 @@ def _too_little(bundles: Sequence[Mapping[str, float]], placed_s: float) -> str:
     there = ", ".join(f"{name} {free.get(name, 0.0):g}" for name in wanted)
     return (
         f"the cluster has no room for the run's {len(bundles)} processes within {placed_s:.0f} s: asked {asked}; free {there}."
-        " Ask for fewer processes, or for less by [cluster] resources"
+        " Ask for fewer processes, or lower [cluster] resources"
     )
 
 
@@ -172,13 +172,13 @@ WRITERS = (RoleName.TRAINER, RoleName.EMBEDDING_SERVER)
 
 
 def join_cluster(address: str = "auto") -> str:
-    """Connects this process to a cluster, until ``ray.shutdown()``; returns this node's address, as others reach it.
+    """Connects this process to a cluster, until ``ray.shutdown()``. Returns this node's address for other nodes.
 
     Args:
         address: "auto" for the cluster of this node, or ``HOST:PORT`` of its head.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no cluster.
     """
     if "://" in address:
         raise ConfigError(
@@ -202,7 +202,7 @@ def join_cluster(address: str = "auto") -> str:
             " its head"
         ) from error
     finally:
-        for number, handler in handlers.items():  # Ray takes SIGTERM for itself
+        for number, handler in handlers.items():  # Ray replaces the handler of SIGTERM
             signal.signal(number, handler)
     return own_address()
 
@@ -210,23 +210,23 @@ def join_cluster(address: str = "auto") -> str:
 class RayLauncher(Launcher):
     """Starts processes in a placement group.
 
-    Actors are named ``RUN/ROLE-INDEX.INCARNATION`` in the namespace ``girih``. Ray does not restart them: whoever watches
-    the processes does, in the same place, with the next incarnation, as on one host.
+    Actors are named ``RUN/ROLE-INDEX.INCARNATION`` in the namespace ``girih``. Ray does not restart them. The
+    supervisor does, in the same place, with the next incarnation, as on one host.
 
     Args:
         counts: role → processes.
-        resources: role → what each of its processes may use.
-        trainer, again: the words of ``girih`` that make a trainer, and one that comes back.
+        resources: role → resources of each of its processes.
+        trainer, again: the words of ``girih`` for a trainer, and for a restarted trainer.
         hello: see :class:`girih.cluster.launchers.local.LocalLauncher`; ``bind``, ``hosts`` and ``threads`` are added.
-        seen: a file that processes that write must see, as they write beside it.
-        writers: how many do: trainer 0, or all trainers and embedding servers where None.
-        placed_s: the cluster has so long to make room. A process that comes back does so on its node.
+        seen: a file that writing processes must see, because they write next to it.
+        writers: number of trainers that write; None means all trainers and embedding servers.
+        placed_s: the time in which the cluster must make room. A restarted process keeps its node.
 
     Attributes:
         hosts: role and index of each process → the address of its node.
 
     Raises:
-        ConfigError: the cluster does not have what is asked for.
+        ConfigError: the cluster lacks the resources.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class RayLauncher(Launcher):
         self._actor: Any = ray.remote(concurrency_groups={WAITING: 1})(Agent)  # type: ignore[call-overload]
 
     def has_place(self) -> bool:
-        """Whether Ray still has the placement group: an actor whose group is gone waits for ever (ray#57726)."""
+        """Returns whether Ray still has the placement group. Without the group, an actor waits for ever (ray#57726)."""
         return bool(placement_group_table(self._group)["state"] in ("CREATED", "RESCHEDULING"))
 
     def start(self, name: RoleName, index: int, incarnation: int, threads: int | None) -> RayProcess:
@@ -307,19 +307,19 @@ class RayLauncher(Launcher):
         return RayProcess(name, index, incarnation, actor, host)
 
     def close(self) -> None:
-        """Gives back the resources of the run; to be called when its processes are gone."""
+        """Releases the resources of the run. Call it when its processes are gone."""
         with contextlib.suppress(RayError):
             remove_placement_group(self._group)
 
 
 def own_address() -> str:
-    """This node, as other nodes reach it."""
+    """Returns this node's address for other nodes."""
     address: str = get_node_ip_address()  # type: ignore[no-untyped-call]
     return address
 
 
 def _dial(address: str) -> None:
-    """Ray tries for minutes to reach what is not there.
+    """Checks that a head listens, because Ray itself would try for minutes.
 
     Raises:
         ConfigError: nobody listens.
@@ -337,10 +337,10 @@ def _dial(address: str) -> None:
 
 
 def on_nodes(spec: Launch, closing: ExitStack, hello_of: HelloOf) -> RayLauncher:
-    """The launcher of a run on the nodes of a cluster, until ``closing`` is closed.
+    """Returns the launcher of a run on the nodes of a cluster, until ``closing`` is closed.
 
     Raises:
-        ConfigError: there is no cluster, or it has not what the run asks for.
+        ConfigError: there is no cluster, or it lacks the resources.
     """
     resources = spec.options.resources_of(spec.counts, on_gpus=spec.on_gpus)
     host = join_cluster(spec.options.address)

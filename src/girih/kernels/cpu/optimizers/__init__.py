@@ -1,8 +1,10 @@
-"""The sparse optimizers, one file each, and the one place that tells them apart.
+"""The sparse optimizers on the CPU, one file each, and the only functions there that tell them apart.
 
-Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in
-Python's float64), and ``update``, a kernel on one row. Arithmetic is float32, in torch's order. Gradients of
-equal keys come summed. Where g² is summed, g beyond ±2⁵⁰ counts as ±2⁵⁰ (see ``bound``).
+The same arithmetic on GPUs is in :mod:`girih.kernels.gpu.optimizers`. In both, the last branch runs FTRL.
+
+Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in Python's
+float64), and ``update``, a kernel on one row. Arithmetic is float32, in torch's order. Gradients of equal keys are
+summed before. Optimizers that sum g² bound g to ±2⁵⁰ (see ``bound``).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from girih.kernels.cpu.optimizers import adagrad, adam, ftrl, rowwise_adagrad, s
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = range(5)
 HYPER_COLUMNS = 8
-_FIRST_STATE = HYPER_COLUMNS - 1  # where the number stands with which a state begins
+_FIRST_STATE = HYPER_COLUMNS - 1  # the initial value of a state
 _NUMBERS: dict[type, int] = {
     optim.SGD: SGD,
     optim.Adagrad: ADAGRAD,
@@ -33,18 +35,21 @@ UPDATES: dict[str, Any] = {module.__name__.rpartition(".")[2]: module.update for
 
 
 def number_of(options: optim.SparseOptimizer) -> int:
-    """The optimizer's number in kernels."""
+    """Returns the optimizer's number in kernels."""
     return _NUMBERS[type(options)]
 
 
 def state_columns(options: optim.SparseOptimizer, dim: int) -> tuple[tuple[str, int], ...]:
-    """Names and widths of an optimizer's state of one row with ``dim`` columns."""
+    """Returns names and widths of an optimizer's state of one row with ``dim`` columns."""
     return cast(tuple[tuple[str, int], ...], _MODULES[number_of(options)].state_columns(options, dim))
 
 
 @functools.lru_cache(maxsize=64)
 def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> F64:
-    """The hyperparameters of one step, for the kernels: float64[8], kept for all segments that share them."""
+    """Returns the hyperparameters of one step for kernels, float64[8].
+
+    Segments with equal hyperparameters share the array.
+    """
     row = np.zeros(HYPER_COLUMNS)
     numbers = _MODULES[_NUMBERS[type(options)]].hyper(options, lr_scale, step)
     row[: len(numbers)] = numbers
@@ -76,6 +81,6 @@ def begin_row(optimizer: Any, row: F32, state: F32, hyper: F64) -> None:
 
 @njit_lean
 def settle_row(optimizer: Any, row: F32, state: F32, hyper: F64) -> None:
-    """Makes the state agree with a row that was set from outside; only FTRL's depends on the row."""
+    """Adapts the state to a row that was set from outside. Only the state of FTRL depends on the row."""
     if optimizer == FTRL:
         ftrl.settle(row, state, hyper)

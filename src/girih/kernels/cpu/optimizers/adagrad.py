@@ -1,6 +1,6 @@
-"""Adagrad (Duchi et al. 2011), element by element, as ``torch.optim.Adagrad``.
+"""Adagrad (Duchi et al. 2011), element by element, the same as ``torch.optim.Adagrad``.
 
-    g ← g + λ·row        s ← s + g²        row ← row - lr · g / (√s + eps)
+    g ← g + λ·row    s ← s + g²    row ← row - lr · g / (√s + eps)
 
 State: s, ``dim`` floats, from ``initial_accumulator_value``.
 """
@@ -16,12 +16,12 @@ from girih.optim import Adagrad
 
 
 def state_columns(options: Adagrad, dim: int) -> tuple[tuple[str, int], ...]:
-    """Names and widths of the state."""
+    """Returns names and widths of the state."""
     return (("sum", dim),)
 
 
 def hyper(options: Adagrad, lr_scale: float, step: int) -> tuple[float, ...]:
-    """lr, eps, λ."""
+    """Returns lr, eps, λ."""
     return options.lr * lr_scale, options.eps, options.l2
 
 

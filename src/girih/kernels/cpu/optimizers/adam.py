@@ -1,9 +1,9 @@
-"""Lazy Adam (Kingma and Ba 2015), as ``torch.optim.SparseAdam``: rows that no gradient touches stand still.
+"""Lazy Adam (Kingma and Ba 2015), the same as ``torch.optim.SparseAdam``. Rows without a gradient do not change.
 
-    g ← g + λ·row        m ← m + (1-β₁)(g-m)        v ← v + (1-β₂)(g²-v)
+    g ← g + λ·row    m ← m + (1-β₁)(g-m)    v ← v + (1-β₂)(g²-v)
     row ← row - lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + eps)
 
-t is the optimizer's step, for all rows alike. State: m and v, 2 · ``dim`` floats, from 0.
+t is the optimizer's step, the same for all rows. State: m and v, 2 · ``dim`` floats, from 0.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from girih.optim import Adam
 
 
 def state_columns(options: Adam, dim: int) -> tuple[tuple[str, int], ...]:
-    """Names and widths of the state."""
+    """Returns names and widths of the state."""
     return (("exp_avg", dim), ("exp_avg_sq", dim))
 
 
 def hyper(options: Adam, lr_scale: float, step: int) -> tuple[float, ...]:
-    """The step's size with its bias correction, 1-β₁, 1-β₂, eps, λ."""
+    """Returns the step size with its bias correction, 1-β₁, 1-β₂, eps, λ."""
     first, second = options.betas
     size = options.lr * lr_scale * math.sqrt(1 - second**step) / (1 - first**step)
     return size, 1 - first, 1 - second, options.eps, options.l2
@@ -36,7 +36,7 @@ def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
     size, first, second = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     eps, l2 = np.float32(hyper[3]), np.float32(hyper[4])
     dim = row.shape[0]
-    means, squares = state[:dim], state[dim : 2 * dim]  # as arrays of their own, else nothing is vectorized
+    means, squares = state[:dim], state[dim : 2 * dim]  # separate arrays, so that the loop is vectorized
     for d in range(dim):
         g = bounded(grad[d] + l2 * row[d])
         m = (g - means[d]) * first + means[d]

@@ -1,9 +1,8 @@
-"""The largest gradient that optimizers with a sum of squares take as it is: 2⁵⁰, about 1.1e15.
+"""The bound on gradients for optimizers with a sum of squares: 2⁵⁰, about 1.1e15.
 
-The square of a float32 above 1.8e19 is infinite, and one such square makes a row's state infinite, then NaN,
-for ever. Of gradients within ±2⁵⁰, float32 sums of squares stay finite however many there are: above 2¹²⁵
-the next square, at most 2¹⁰⁰, is less than half of the last digit and adds nothing. Gradients in range are
-not changed by a bit.
+The square of a float32 above 1.8e19 is infinite. A single infinite square makes a row's state infinite, then NaN,
+forever. For gradients within ±2⁵⁰, float32 sums of any number of squares stay finite. Above 2¹²⁵, the next square, at
+most 2¹⁰⁰, is less than half of the last digit and adds nothing. Gradients within the bound are not changed.
 """
 
 from __future__ import annotations
@@ -19,5 +18,5 @@ LARGEST_GRADIENT = np.float32(2.0**50)
 
 @njit_lean
 def bounded(gradient: Any) -> Any:
-    """The gradient, float32, or the nearest of ±2⁵⁰."""
+    """Returns the gradient, float32, or the nearest of ±2⁵⁰."""
     return max(min(gradient, LARGEST_GRADIENT), -LARGEST_GRADIENT)

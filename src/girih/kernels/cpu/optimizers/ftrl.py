@@ -1,15 +1,15 @@
 """FTRL-proximal (McMahan et al. 2013, Algorithm 1), per coordinate, with exact zeros.
 
-    σ ← (√(n + g²) - √n) / α        z ← z + s·g - σ·w        n ← n + g²
-    w ← 0 where |z| ≤ λ₁, else -(z - sign(z)·λ₁) / ((β + √n) / α + λ₂)
+    σ ← (√(n + g²) - √n) / α    z ← z + s·g - σ·w    n ← n + g²
+    w ← 0 if |z| ≤ λ₁, else -(z - sign(z)·λ₁) / ((β + √n) / α + λ₂)
 
-α is ``lr``, s the schedule's scale of it: 1 in the paper. s stands at the gradient and not at α, because the
-closed form would rescale with α all that was learned before; so, while w stays on its side of 0, it moves by
--s·g / ((β + √n) / α + λ₂), and g = 0 leaves w as it is at any s. λ₁ is weighed against the scaled gradients.
+α is ``lr``. s is the schedule's scale of the learning rate, 1 in the paper. s multiplies the gradient, because an α
+that changes would rescale all that was learned before. While w keeps its sign, it moves by -s·g / ((β + √n) / α +
+λ₂). A gradient g = 0 leaves w unchanged for any s. λ₁ applies to the scaled gradients.
 
-The paper computes w when it predicts; here it is kept, computed after each update. A row that does not start
-at 0, or is assigned, gets the z whose closed form gives its value; while the denominator is 0 (β = λ₂ = n = 0)
-it stands still. State: z and n, 2 · ``dim`` floats.
+The paper computes w for each prediction. Here w is stored, and computed after each update. A row that does not start
+at 0, or is assigned, gets the z whose closed form gives its value. While the denominator is 0 (β = λ₂ = n = 0), w
+does not move. State: z and n, 2 · ``dim`` floats.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from girih.optim import FTRL
 
 
 def state_columns(options: FTRL, dim: int) -> tuple[tuple[str, int], ...]:
-    """Names and widths of the state."""
+    """Returns names and widths of the state."""
     return (("z", dim), ("n", dim))
 
 
 def hyper(options: FTRL, lr_scale: float, step: int) -> tuple[float, ...]:
-    """α, β, λ₁, λ₂, s."""
+    """Returns α, β, λ₁, λ₂, s."""
     return options.lr, options.beta, options.l1, options.l2, lr_scale
 
 
@@ -57,7 +57,7 @@ def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
 
 @njit_lean
 def settle(row: F32, state: F32, hyper: F64) -> None:
-    """Makes z agree with a row that was set from outside; n stays."""
+    """Adapts z to a row that was set from outside. n stays."""
     alpha, beta = np.float32(hyper[0]), np.float32(hyper[1])
     l1, l2 = np.float32(hyper[2]), np.float32(hyper[3])
     dim = row.shape[0]

@@ -1,6 +1,6 @@
-"""Row-wise Adagrad: one accumulator a row, the mean of g² over its columns (as in FBGEMM).
+"""Row-wise Adagrad: one accumulator per row, the mean of g² over its columns, the same as in FBGEMM.
 
-    g ← g + λ·row        s ← s + mean(g²)        row ← row - lr / (√s + eps) · g
+    g ← g + λ·row    s ← s + mean(g²)    row ← row - lr / (√s + eps) · g
 
 State: s, 1 float, from ``initial_accumulator_value``.
 """
@@ -17,12 +17,12 @@ from girih.optim import RowwiseAdagrad
 
 
 def state_columns(options: RowwiseAdagrad, dim: int) -> tuple[tuple[str, int], ...]:
-    """Names and widths of the state."""
+    """Returns names and widths of the state."""
     return (("sum", 1),)
 
 
 def hyper(options: RowwiseAdagrad, lr_scale: float, step: int) -> tuple[float, ...]:
-    """lr, eps, λ."""
+    """Returns lr, eps, λ."""
     return options.lr * lr_scale, options.eps, options.l2
 
 

@@ -1,8 +1,9 @@
-"""SGD, with or without momentum, as ``torch.optim.SGD`` without dampening or Nesterov.
+"""SGD, with or without momentum, the same as ``torch.optim.SGD`` without dampening or Nesterov.
 
-    g ← g + λ·row        v ← momentum · v + g        row ← row - lr · v
+    g ← g + λ·row    v ← momentum · v + g    row ← row - lr · v
 
-State: v, ``dim`` floats with momentum; none without (then v = g). v starts at 0, so the first step has v = g.
+State: v, ``dim`` floats with momentum; no state without momentum (then v = g). v starts at 0, so the first step has v
+= g.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from girih.optim import SGD
 
 
 def state_columns(options: SGD, dim: int) -> tuple[tuple[str, int], ...]:
-    """Names and widths of the state."""
+    """Returns names and widths of the state."""
     return (("momentum", dim),) if options.momentum else ()
 
 
 def hyper(options: SGD, lr_scale: float, step: int) -> tuple[float, ...]:
-    """lr, momentum, λ."""
+    """Returns lr, momentum, λ."""
     return options.lr * lr_scale, options.momentum, options.l2
 
 
