@@ -247,7 +247,7 @@ def test_best_weights_whose_save_is_given_up_leave_it_to_the_best_that_are_kept(
         expected = predictions(trainer, settings)
     told = capsys.readouterr().err
     assert (
-        f"the best weights so far, of step {best_step}, are in no checkpoint; the best now are those of step"
+        f"the best weights so far, of step {best_step}, are in no checkpoint; the best are now those of step"
         in told
     )
     if in_run:

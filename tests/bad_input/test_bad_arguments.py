@@ -29,18 +29,18 @@ USAGE = [
 ]  # fmt: skip
 
 SETTINGS = [
-    ("train.epochs", "--set 'train.epochs': expected section.key=value, as in train.epochs=2"),
+    ("train.epochs", "--set 'train.epochs': expected section.key=value, for example train.epochs=2"),
     ("=2", "--set '=2': expected section.key=value"),
-    ("labels.names=[rating, other]", """--set 'labels.names=[rating, other]': strings in a list need quotes, as --set 'labels.names=["rating", "other"]'"""),
+    ("labels.names=[rating, other]", """--set 'labels.names=[rating, other]': strings in a list need quotes, for example --set 'labels.names=["rating", "other"]'"""),
     ("train.=2", "--set 'train.=2': expected section.key=value"),
     ("epochs=2", "--set 'epochs=2': expected section.key=value"),
     ("trian.epochs=2", "unknown section [trian]; did you mean 'train'?"),
     ("train.epohcs=2", "[train]: unknown key 'epohcs'; did you mean 'epochs'?"),
     ("train.epochs=two", "[train] epochs = 'two': expected an integer"),
     ("train.seed.first=2", "--set 'train.seed.first=2': train.seed is not a table of options"),
-    ("features.usr.dim=2", "--set 'features.usr.dim=2': [[features]] has none that is named 'usr'; did you mean 'user'?"),
+    ("features.usr.dim=2", "--set 'features.usr.dim=2': [[features]] has no table named 'usr'; did you mean 'user'?"),
     ("features.user.dimm=2", "[[features]] 'user': unknown key 'dimm'; did you mean 'dim'?"),
-    ("features.user=2", "--set 'features.user=2': features is a list; expected the name of one of its tables and a key"),
+    ("features.user=2", "--set 'features.user=2': features is a list; expected the name of a table and a key"),
     ("defaults.dimm=2", "[defaults]: unknown key 'dimm'; did you mean 'dim'?"),
     ("defaults.dim=0", "[defaults] dim = 0: expected an integer from 1 to 4096"),
     ("model={name='nothing'}", "[model].name = 'nothing': unknown model; "),
@@ -85,7 +85,7 @@ def test_config_files_that_cannot_be_read(site, content, message):
 def test_data_in_the_place_of_a_config(site, content):
     (site.directory / "clicks.csv").write_bytes(content)
     line = site.refusal("train", site.directory / "clicks.csv", "--run", site / "run")
-    assert line.endswith("; expected a config in TOML, as girih init DATA > config.toml makes of data")
+    assert line.endswith("; expected a config in TOML, for example from girih init DATA > config.toml")
 
 
 @pytest.mark.parametrize(

@@ -50,18 +50,18 @@ SCHEMAS = [
     (lambda: girih.optim.Adagrad(learning_rate=0.1), "Adagrad: unknown option 'learning_rate'; did you mean 'lr'?"),
     (lambda: girih.optim.Adagrad(weight_decay=0.1), "Adagrad: unknown option 'weight_decay'; did you mean 'l2'?"),
     (lambda: girih.optim.Adagrad(momentum=0.1), "Adagrad: unknown option 'momentum'; valid: eps, initial_acc"),
-    (lambda: girih.optim.Adagrad(0.05), "Adagrad(0.05): options have names here; write Adagrad(lr=0.05)"),
-    (lambda: girih.Categorical("user", 4), "Categorical('user'): options have names here; write Categorical(name='user')"),
+    (lambda: girih.optim.Adagrad(0.05), "Adagrad(0.05): options need names; write Adagrad(lr=0.05)"),
+    (lambda: girih.Categorical("user", 4), "Categorical('user'): options need names; write Categorical(name='user')"),
     (lambda: girih.Categorical(name="user", embedding_dim=4), "Categorical: unknown option 'embedding_dim'; did you mean 'dim'?"),
     (lambda: girih.Table(nane="user"), "Table: unknown option 'nane'; did you mean 'name'?"),
     (lambda: girih.Hybrid(servers=2), "Hybrid: unknown option 'servers'; valid: compress_ids, embedding_servers, "),
-    (lambda: girih.Hierarchical(trainers=2), "Hierarchical: unknown option 'trainers'; set groups, each of them"),
+    (lambda: girih.Hierarchical(trainers=2), "Hierarchical: unknown option 'trainers'; set groups, each of one"),
     (lambda: girih.PublishOptions(every_s=1), "PublishOptions: option 'to' is missing; write PublishOptions(to=..., ...)"),
     (lambda: girih.Table(name="user", optimizer=torch.optim.Adam), "table 'user': optimizer = the class Adam: expected one of girih's own: Adagrad(...), Adam(...), "),
     (lambda: girih.read_csv("none.csv", SCHEMA, sep=";"), "unknown option 'sep'; did you mean 'separator'?"),
     (lambda: girih.read_csv("none.csv", SCHEMA, separatr=";"), "unknown option 'separatr'; did you mean 'separator'?"),
-    (lambda: girih.Local(2), "Local(2): options have names here; it has none"),
-    (lambda: girih.Local(trainers=2), "Local: unknown option 'trainers'; local trains in one process; take a strategy of several, as --str"),
+    (lambda: girih.Local(2), "Local(2): options need names; it has no options"),
+    (lambda: girih.Local(trainers=2), "Local: unknown option 'trainers'; local trains in one process; for several, use for example --str"),
     (lambda: girih.TrainOptions(epochs=-1), "epochs = -1: expected an integer of at least 0"),
     (lambda: girih.TrainOptions(precision="fp16"), "precision = 'fp16': expected one of 'float32', 'bfloat16'"),
     (lambda: girih.EarlyStopping(patience=-1), "patience = -1: expected an integer of at least 0"),
@@ -93,9 +93,9 @@ TRAINERS = [
     (lambda: trainer(store=4), "store = 4: expected girih.StoreOptions(...)"),
     (lambda: trainer(checkpoints=4), "checkpoints = 4: expected girih.CheckpointOptions(...)"),
     (lambda: trainer(options=girih.TrainOptions(device="tpu")), "device = 'tpu': expected 'auto', 'cpu' or 'cuda'"),
-    (lambda: trainer(options=girih.TrainOptions(gauc_by="usr")), "gauc_by = 'usr': no categorical feature of that"),
+    (lambda: trainer(options=girih.TrainOptions(gauc_by="usr")), "gauc_by = 'usr': no categorical feature has that"),
     (lambda: trainer(options=girih.TrainOptions(tensorboard=True)), "tensorboard = true needs a run directory; giv"),
-    (lambda: girih.Trainer(girih.models.LR(SCHEMA), schema=OTHER), "schema: of another schema than the model: features of other kinds, dims, tables or transforms"),
+    (lambda: girih.Trainer(girih.models.LR(SCHEMA), schema=OTHER), "schema: its schema differs from the model's: features of other kinds, dims, tables or transforms"),
 ]  # fmt: skip
 
 
@@ -129,20 +129,20 @@ def test_readers(site, change, kind, message):
 
 
 FITS = [
-    (lambda t, site: t.fit(site / "train.parquet"), "train = a PosixPath: expected a girih.Dataset, as girih.read_parquet(paths, schema) makes"),
-    (lambda t, site: t.fit(pd.read_parquet(site / "train.parquet")), "train = a DataFrame: expected a girih.Dataset, as girih.read_arrow(frame, schema) makes"),
-    (lambda t, site: t.predict(pq.read_table(site / "train.parquet")), "data = a Table: expected a girih.Dataset, as girih.read_arrow(frame, schema) makes"),
-    (lambda t, site: t.fit([1, 2]), "train = a list: expected a girih.Dataset, as girih.read_parquet(paths, schema) makes"),
-    (lambda t, site: t.fit(read(site, OTHER)), "train: of another schema than the model: features of other kinds,"),
-    (lambda t, site: t.fit(read(site), read(site, OTHER)), "valid: of another schema than the model: features of"),
+    (lambda t, site: t.fit(site / "train.parquet"), "train = a PosixPath: expected a girih.Dataset, for example from girih.read_parquet(paths, schema)"),
+    (lambda t, site: t.fit(pd.read_parquet(site / "train.parquet")), "train = a DataFrame: expected a girih.Dataset, for example from girih.read_arrow(frame, schema)"),
+    (lambda t, site: t.predict(pq.read_table(site / "train.parquet")), "data = a Table: expected a girih.Dataset, for example from girih.read_arrow(frame, schema)"),
+    (lambda t, site: t.fit([1, 2]), "train = a list: expected a girih.Dataset, for example from girih.read_parquet(paths, schema)"),
+    (lambda t, site: t.fit(read(site, OTHER)), "train: its schema differs from the model's: features of other kinds,"),
+    (lambda t, site: t.fit(read(site), read(site, OTHER)), "valid: its schema differs from the model's: features of"),
     (lambda t, site: t.fit(read(site, with_labels=False)), "train: read without labels; expected with_labels=True"),
     (lambda t, site: t.fit(read(site), epochs=-1), "epochs = -1: expected an integer of at least 0"),
     (lambda t, site: t.fit(read(site), epochs="2"), "epochs = '2': expected an integer of at least 0"),
-    (lambda t, site: t.evaluate(read(site, OTHER)), "data: of another schema than the model: features of other"),
+    (lambda t, site: t.evaluate(read(site, OTHER)), "data: its schema differs from the model's: features of other"),
     (lambda t, site: t.evaluate(read(site, with_labels=False)), "data: read without labels; expected with_labels="),
     (lambda t, site: t.evaluate(read(site)), "'price' is standardized by the training data: fit or load first"),
     (lambda t, site: t.predict(read(site)), "'price' is standardized by the training data: fit or load first"),
-    (lambda t, site: t.predict(read(site, OTHER)), "data: of another schema than the model: features of other"),
+    (lambda t, site: t.predict(read(site, OTHER)), "data: its schema differs from the model's: features of other"),
     (lambda t, site: t.fit(read(site, girih.Schema([girih.Categorical(name="item")], "click"))), "features and labels ['item', 'click'] instead of ['user', 'price', 'click']; make both with one schema"),
 ]  # fmt: skip
 
@@ -213,7 +213,7 @@ WRONG = [
     (lambda x: x.repeat(1, 3), errors.ConfigError, "returned logits of shape [32, 3]; expected [32, 1]"),
     (lambda x: [x], errors.ConfigError, "Wrong.forward returned a list; expected logits"),
     (lambda x: x.nothing, errors.ConfigError, "Wrong.forward failed: AttributeError: "),
-    (lambda x: x * float("nan"), errors.NonFiniteError, "step 1: the loss is nan; nothing of it was applied"),
+    (lambda x: x * float("nan"), errors.NonFiniteError, "step 1: the loss is nan; none of its updates were applied"),
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ UNKNOWN = [
     ("dense_optimizer = {name = 'adam', learning_rate = 0.9}", "[dense_optimizer]: unknown option 'learning_rate'; did you mean 'lr'?"),
     ("dense_optimizer = {name = 'adam', momentum = 0.9}", "[dense_optimizer]: unknown option 'momentum'; valid:"),
     ("checkpoint.every_step = 5", "[checkpoint]: unknown key 'every_step'; did you mean 'every_steps'?"),
-    ("strategy = {name = 'hierarchical', trainers = 2}", "[strategy]: unknown key 'trainers'; set groups, each of them one trainer; or groups, trainers_per_group and"),
+    ("strategy = {name = 'hierarchical', trainers = 2}", "[strategy]: unknown key 'trainers'; set groups, each of one trainer; or groups, trainers_per_group and"),
     ("strategy = {name = 'local', staleness = 4}", "[strategy]: unknown key 'staleness'; valid: name"),
     ("store.shard = 4", "[store]: unknown key 'shard'; did you mean 'shards'?"),
     ("train.early_stopping = {patiense = 4}", "[train] early_stopping: unknown key 'patiense'; did you mean"),
@@ -48,8 +48,8 @@ UNKNOWN = [
     ("train.lr_schedule = {name = 'StepLR', interval = 'batch'}", "interval = 'batch': expected one of 'epoch', 'step'"),
     ("train.device = 'tpu'", "device = 'tpu': expected 'auto', 'cpu' or 'cuda'"),
     ("train.device = 'meta'", "device = 'meta': expected 'auto', 'cpu' or 'cuda'"),
-    ("train.gauc_by = 'usr'", "gauc_by = 'usr': no categorical feature of that name; did you mean 'user'?"),
-    ("train.gauc_by = 'price'", "gauc_by = 'price': no categorical feature of that name; valid: item, tags, us"),
+    ("train.gauc_by = 'usr'", "gauc_by = 'usr': no categorical feature has that name; did you mean 'user'?"),
+    ("train.gauc_by = 'price'", "gauc_by = 'price': no categorical feature has that name; valid: item, tags, us"),
 ]  # fmt: skip
 
 WRONG_TYPES = [
@@ -107,7 +107,7 @@ MISSING = [
     ("first_order_optimizer.lr = 0.1", "[first_order_optimizer]: key 'name' is missing; one of adagrad, adam, ftrl, "),
     ("tables = [{name = 'user', eviction = 'lru'}]", "[[tables]] 'user' eviction: key 'max_rows' is missing"),
     ("tables = [{name = 'user', admission = {}}]", "admission: key 'name' is missing; one of min_count, probab"),
-    ("train.lr_schedule = {step_size = 3}", "lr_schedule: key 'name' is missing, as in name = \"StepLR\""),
+    ("train.lr_schedule = {step_size = 3}", "lr_schedule: key 'name' is missing, for example name = \"StepLR\""),
     ("train.lr_schedule = {name = 'StepLR'}", "lr_schedule: option 'step_size' is missing"),
 ]  # fmt: skip
 
@@ -125,7 +125,7 @@ OUT_OF_RANGE = [
     ("train.clip_norm = nan", "clip_norm = nan: expected a finite number > 0"),
     ("train.evaluate_every_steps = -5", "evaluate_every_steps = -5: expected an integer of at least 1"),
     ("train.log_every_steps = 0", "log_every_steps = 0: expected an integer of at least 1"),
-    ("train.early_stopping.metric = 'recall@5'", "early_stopping: metric = 'recall@5': expected one of auc, auprc, gauc, uauc, logloss, normalized_entropy, mae, rmse; rank_at" " lists the ks that are computed, and gauc_by names the feature that groups examples"),
+    ("train.early_stopping.metric = 'recall@5'", "early_stopping: metric = 'recall@5': expected one of auc, auprc, gauc, uauc, logloss, normalized_entropy, mae, rmse; rank_at" " lists the ks to compute, and gauc_by names the feature that groups examples"),
     ("train.early_stopping.patience = -1", "[train] early_stopping patience = -1: expected"),
     ("train.early_stopping.min_delta = nan", "min_delta = nan: expected a finite number ≥ 0"),
     (f"data.batch_size = {1 << 70}", "expected an integer from 1 to 2147483647"),
@@ -177,7 +177,7 @@ OUT_OF_RANGE = [
     ("train.lr_schedule = {name = 'ExponentialLR', gamma = -1.0}", "the learning rate becomes -0.001; expected a"),
     ("train.lr_schedule = {name = 'ExponentialLR', gamma = nan}", "the learning rate becomes nan; expected a num"),
     ("train.lr_schedule = {name = 'ReduceLROnPlateau', factor = 2.0}", "torch refuses these options: Factor sho"),
-    ("train.lr_schedule = {name = 'StepLR', step_size = 2, last_epoch = 4}", "'last_epoch' is what --resume knows"),
+    ("train.lr_schedule = {name = 'StepLR', step_size = 2, last_epoch = 4}", "'last_epoch' is not needed, because --resume"),
 ]  # fmt: skip
 
 AT_ODDS = [

@@ -72,6 +72,6 @@ def test_a_loss_that_is_not_a_number_is_no_mistake_of_the_config(site, capsys):
     assert cli.run([str(word) for word in site.train()]) == 1
     line = capsys.readouterr().err
     assert line.startswith(
-        "girih: step 1: the loss is nan; nothing of it was applied. Lower the learning rate"
+        "girih: step 1: the loss is nan; none of its updates were applied. Lower the learning rate"
     )
     assert line.count("\n") == 1

@@ -102,7 +102,7 @@ def test_resuming_with_another_schedule(site):
     site.configure("train.lr_schedule = {name = 'ExponentialLR', gamma = 0.5}\ntrain.epochs = 2")
     line = site.refusal(*site.train("--resume"))
     assert (
-        "lr_schedule: the checkpoint is of StepLR, the configuration says ExponentialLR; resume with" in line
+        "lr_schedule: the checkpoint has StepLR, but the configuration has ExponentialLR; resume with" in line
     )
 
 

@@ -149,7 +149,7 @@ def test_a_run_tells_what_was_predicted_beside_what_was_measured(worked, capsys)
     assert plan["predicted"]["speed"]["samples_per_s"] == summary["predicted_samples_per_s"]
     assert run(*words, "--run", worked.parent / "silent") == 0
     summary = json.loads((worked.parent / "silent" / "summary.json").read_text())
-    assert summary["predicted_from"] == "nothing: 2 s of training are needed behind the first 2 steps"
+    assert summary["predicted_from"] == "nothing: 2 s of training are needed after the first 2 steps"
     assert summary["predicted_samples_per_s"] is None
     assert "predicted" not in capsys.readouterr().out
 

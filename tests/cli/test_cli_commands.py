@@ -492,7 +492,7 @@ def test_a_plan_that_was_edited_is_refused_in_a_line(log_directory, capsys):
     for edited, said in (
         (
             {"schedule": {"name": "in_step"}},
-            "plan: schedule has ['name'], expected ['micro_batches', 'micro_batches_from', 'name', 'prefetch', 'upper_network']",
+            "plan: schedule has ['name'], but expected ['micro_batches', 'micro_batches_from', 'name', 'prefetch', 'upper_network']",
         ),
         ({"placement": {}}, "plan: placement has []"),
         (

@@ -205,7 +205,7 @@ def test_files_of_a_folder_are_those_that_end_so(tmp_path, capsys):
             ("--label", "clik"),
             "--label clik: no such column; did you mean 'click'?",
         ),
-        (b"click\n1\n0\n", (), "no column but 'click' looks like a feature"),
+        (b"click\n1\n0\n", (), "no column except 'click' looks like a feature"),
         (
             b"click:1 user:3\nclick:0 user:4\n",
             (),
@@ -456,7 +456,7 @@ def test_a_rating_that_the_label_is_made_of_is_no_feature(tmp_path, capsys):
     pq.write_table(pa.table(table), path)
     text, config = written(capsys, tmp_path, path)
     assert config["labels"]["names"] == ["liked"]
-    assert "# left out: rating: numbers up to a bound go with one 'liked'" in text
+    assert "# left out: rating: numbers up to a bound have one 'liked'" in text
     assert {feature["name"] for feature in config["features"]} == {"user", "age"}
 
 

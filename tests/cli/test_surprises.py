@@ -69,8 +69,7 @@ def test_ids_that_were_not_trained(train, log_directory, more):
     assert len(lines) == 1
     assert lines[0].startswith(f"{log_directory / 'test.parquet'}: ")
     assert (
-        "% of the ids have no row and read initial values; are they new, or written in another way"
-        in lines[0]
+        "% of the ids have no row and read initial values; are they new, or encoded differently" in lines[0]
     )
 
 

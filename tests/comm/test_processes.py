@@ -341,7 +341,7 @@ class TestLanes:
         assert lane[0].buffer(np.dtype(np.int8), (1 << 16,)) is None
 
     def test_a_file_that_is_no_lane_is_refused(self, tmp_path):
-        with open(tmp_path / "file", "wb+") as file, pytest.raises(WireError, match="no lane"):
+        with open(tmp_path / "file", "wb+") as file, pytest.raises(WireError, match="not a lane"):
             shared_memory.LaneFile(file.fileno())
 
 

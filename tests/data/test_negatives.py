@@ -76,7 +76,7 @@ def test_rows_of_drawn_items_are_trained_and_other_models_refuse_them(log):
     plain = girih.models.TwoTower(data.schema, user=("user", "price"), hidden=(4,))
     with (
         girih.Trainer(plain) as trainer,
-        pytest.raises(ConfigError, match="negatives: the loss of TwoTower compares no"),
+        pytest.raises(ConfigError, match="negatives: the loss of TwoTower does not compare"),
     ):
         trainer.fit(with_items)
 

@@ -238,18 +238,18 @@ def test_embeddings_packed_otherwise_are_refused():
     net = trace(Reading(), torch.empty(3, 0), packed("a", "b"))
     _, trainer = partitioned(net, tagging_of(net, all_on_one_server))
     trainer(torch.empty(3, 0), packed("a", "b"))
-    with pytest.raises(ValueError, match="as the net was traced"):
+    with pytest.raises(ValueError, match="trace the net again"):
         trainer(torch.empty(3, 0), packed("b", "a"))
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"midle": "trainer"}, "'midle' is no operator of the model; did you mean 'middle'"),
+        ({"midle": "trainer"}, "'midle' is not an operator of the model; did you mean 'middle'"),
         ({"middle": None}, "'middle' on 'no device'; expected 'trainer'"),
         ({"middle": "server x"}, "'middle' on 'server x'; expected 'trainer' or 'server 0' and so on"),
         ({"middle": "server 01"}, "'middle' on 'server 01'; expected"),
-        ({"numeric": "server 0"}, "'numeric' on 'server 0'; it has to stay on the trainer"),
+        ({"numeric": "server 0"}, "'numeric' on 'server 0'; it must stay on the trainer"),
         ({"first": "server 0"}, "'first' on 'server 0' and 'last' on 'trainer'; expected operators of one"),
     ],
 )

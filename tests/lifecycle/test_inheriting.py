@@ -164,7 +164,7 @@ def test_what_the_command_tells_and_writes(parent, log_directory, capsys):
     assert run(*words) == 0
     told = capsys.readouterr().err
     assert f"begins with {parent}/checkpoints/step-00000012: rows of user (" in told
-    assert "optimizers of rows begin anew: user, item, tags (adagrad there, adam here)" in told
+    assert "optimizers of rows start again: user, item, tags (adagrad there, adam here)" in told
     assert json.loads((path / "summary.json").read_text())["init_from"].endswith("step-00000012")
     assert run(*words[:-1], "train.max_steps=5", "--resume") == 0  # what is there is gone on with
     told = capsys.readouterr().err

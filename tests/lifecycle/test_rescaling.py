@@ -58,16 +58,16 @@ def asked(tmp_path, strategy, *, held=False, processes=None, **counts):
 @pytest.mark.parametrize(
     ("strategy", "changes", "why"),
     [
-        (girih.Local(), {"loader": 2}, "strategy 'local' has no loader whose number could change; nothing of it"),
-        (girih.Synchronous(trainers=2), {"loader": 2}, "no loader whose number could change; expected one of trainer"),
+        (girih.Local(), {"loader": 2}, "strategy 'local' cannot change its number of loader processes; it cannot"),
+        (girih.Synchronous(trainers=2), {"loader": 2}, "cannot change its number of loader processes; expected one of trainer"),
         (girih.Hybrid(), {"group_server": 2}, "expected one of embedding-server, embedding-worker, loader, trainer"),
         (girih.Hybrid(trainers=2), {"loader": 3}, "loaders = 3: expected at most one per trainer, 2 in all"),
         (girih.Hybrid(), {"loader": 4096}, "loaders = 4096: expected an integer from 1 to 1024"),
-        (girih.Hybrid(), {"embedding_server": 2, "held": True}, "the run holds a plan that says how many processes"),
+        (girih.Hybrid(), {"embedding_server": 2, "held": True}, "the run has a plan that fixes the numbers of processes"),
         (
             girih.Synchronous(trainers=2),
             {"trainer": 3, "processes": Processes(has_launcher=False)},
-            "end it, and go on with --resume and other counts",
+            "end it, and continue with --resume and other numbers",
         ),
     ],
 )  # fmt: skip

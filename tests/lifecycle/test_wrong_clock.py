@@ -81,7 +81,7 @@ def test_a_clock_three_days_ahead_is_refused_where_all_rows_would_expire(directo
         told = girih(directory, *words, shift_s=3 * DAY_S, status=2)
         (line,) = [line for line in told.splitlines() if line.startswith("girih: ")]
         assert "table 'user': all of its rows would expire" in line
-        assert "if the clock is wrong, set it" in line
+        assert "If the clock is wrong, set it" in line
         assert "Traceback" not in told
     for command in ("evaluate", "predict"):  # which expire nothing
         more = ["--data", "train.parquet", "--out", "out.parquet"] if command == "predict" else []

@@ -156,7 +156,7 @@ def test_names():
     for name in ("auc", "gauc", "logloss", "mrr", "calibration", "step", "split", "num_examples"):
         with pytest.raises(ConfigError, match="names other than mrr, auc, auprc, calibration"):
             TrainOptions(metrics=[f"mine.py:{name}"])
-    with pytest.raises(ConfigError, match="train: metrics: brier, brier: expected no name twice"):
+    with pytest.raises(ConfigError, match="train: metrics: brier, brier: expected different names"):
         TrainOptions(metrics=["mine.py:brier", brier])
     with pytest.raises(ConfigError, match="expected a list"):
         TrainOptions(metrics="mine.py:brier")

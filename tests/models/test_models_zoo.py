@@ -382,7 +382,7 @@ def test_options_of_a_users_model_are_checked(own):
         (":TwoTower", "expected path/to/file.py:Class"),
         ("no_such_package.at_all:Model", "no module 'no_such_package.at_all'"),
         ("own.inner:Model", "no module 'own.inner'"),
-        ("sub/own:Model", "a file is named with its ending"),
+        ("sub/own:Model", "name a file with its ending"),
         ("own.py:Broken", r"could not be built: TypeError: .* at .*own.py:\d+"),
         ("own.py:Forgetful", r"could not be built: AttributeError: .* at .*own.py:\d+"),
     ],

@@ -229,7 +229,7 @@ def test_state_dict_round_trip_goes_on_the_same(tmp_path, shards):
         (lambda m, given: torch.jit.trace(m, given), ConfigError, "which no graph can hold"),
         (lambda m, given: torch.export.export(m, given), ConfigError, "which no graph can hold"),
         (lambda m, _: torch.jit.script(m), ConfigError, "which no graph can hold"),
-        (lambda m, _: copy.deepcopy(m), TypeError, "neither copied nor pickled; use state_dict"),
+        (lambda m, _: copy.deepcopy(m), TypeError, "neither copied nor pickled; load state_dict"),
     ],
     ids=["trace", "export", "script", "deepcopy"],
 )

@@ -60,8 +60,8 @@ def test_weights_of_torch(kind):
     with pytest.raises(CheckpointError) as caught:
         ours.load_state_dict(theirs.state_dict())
     assert str(caught.value) == (
-        f"user: {kind}(dim=8): state_dict has 'user.weight', torch's weights of shape (10, 8); expected rows, as"
-        f" state_dict() of girih.nn gives them: load it into a torch.nn.{kind}, and make this module by {kind}.from_torch of that"
+        f"user: {kind}(dim=8): state_dict has 'user.weight', torch's weights of shape (10, 8); expected rows from the"
+        f" state_dict() of a girih.nn module: load it into a torch.nn.{kind}, and make this module by {kind}.from_torch of that"
         " one, or leave the key out"
     )
     with pytest.raises(CheckpointError):  # rather than going on without rows

@@ -87,7 +87,12 @@ MOVED = [
         (16,),
         "gradients of equal ids are summed; leave it out",
     ),
-    (": _weight", {"_weight": torch.zeros(9, 4)}, (4,), "trained weights come by {}.from_torch(module)"),
+    (
+        ": _weight",
+        {"_weight": torch.zeros(9, 4)},
+        (4,),
+        "to take trained weights, call {}.from_torch(module)",
+    ),
     (": device", {"device": "cpu"}, (4,), "module.cuda() takes rows to a GPU; leave it out"),
     (": unknown option", {"optimiser": None}, (4,), "'optimiser'; did you mean 'optimizer'?"),
 ]

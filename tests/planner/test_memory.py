@@ -97,7 +97,9 @@ def test_a_table_that_fits_nowhere_is_named_with_what_would_fit():
     strategy = BY_NAME["hierarchical"](groups=2)
     of_others = 2 * SIZE * (1 + 2 + 1 + 4) + SIZE * (1 + 2 * 2)  # the trainers' copies, and the averages
     known = facts(2, tables=TABLES, free_bytes=of_others + 20_000.0)
-    with pytest.raises(ConfigError, match=r"table 'a' fits nowhere: its 1,000 rows .* at most 400,"):
+    with pytest.raises(
+        ConfigError, match=r"table 'a' does not fit into memory: its 1,000 rows .* at most 400,"
+    ):
         strategy.plan(
             replace(
                 known,
@@ -112,13 +114,17 @@ def test_a_table_that_fits_nowhere_is_named_with_what_would_fit():
 
 REPLICA = SIZE * (1 + 2)
 """Of one trainer, without gradients."""
-TOLD = r"dense parameters fit nowhere: they take 0\.\d+ GB in all {} processes, with optimizer state, a gradient for each of {} nets"
+TOLD = r"dense parameters do not fit into memory: they take 0\.\d+ GB in all {} processes, with optimizer state, a gradient for each of {} nets"
 
 
 @pytest.mark.parametrize(
     ("options", "free", "told"),
     [
-        ({"nets": 8}, REPLICA + 3.5 * SIZE, TOLD.format("trainer", 8) + r", and .* set nets to at most 3$"),
+        (
+            {"nets": 8},
+            REPLICA + 3.5 * SIZE,
+            TOLD.format("trainer", 8) + r", but only .* set nets to at most 3$",
+        ),
         (
             {"nets": 8},
             REPLICA + 0.5 * SIZE,
@@ -127,8 +133,7 @@ TOLD = r"dense parameters fit nowhere: they take 0\.\d+ GB in all {} processes, 
         (
             {"groups": 4, "nets": 2},
             2 * (REPLICA + 5 * SIZE) + 5 * SIZE,
-            TOLD.format("trainer", 2)
-            + ", and what averaging keeps, .* set nets = 1 and groups to at most 2$",
+            TOLD.format("trainer", 2) + ", copies for averaging, .* set nets = 1 and groups to at most 2$",
         ),
         (
             {"trainers_per_group": 3, "servers_per_group": 1, "nets": 2},
@@ -152,7 +157,7 @@ def test_dense_copies_that_fit_nowhere_are_named_with_what_would_fit(options, fr
 def test_what_is_told_to_fit_does():
     known = facts(1, free_bytes=REPLICA + 3.5 * SIZE)
     assert BY_NAME["hierarchical"](nets=3).plan(known).strategy == "hierarchical"
-    with pytest.raises(ConfigError, match="fit nowhere"):
+    with pytest.raises(ConfigError, match="do not fit into memory"):
         BY_NAME["hierarchical"](nets=4).plan(known)
 
 
@@ -168,6 +173,6 @@ def test_a_config_that_fits_nowhere_is_refused_in_one_line(log_directory, capsys
     assert cli.run(["plan", str(config), "--strategy", "hierarchical", "--set", "strategy.groups=2"]) == 2
     told = capsys.readouterr().err
     assert len(told.splitlines()) == 1
-    assert f"table 'users' fits nowhere: its {most:,} rows (max_rows)" in told
+    assert f"table 'users' does not fit into memory: its {most:,} rows (max_rows)" in told
     assert "set its max_rows to at most" in told
     assert cli.run(["plan", str(config), "--strategy", "hybrid"]) == 0  # which takes it for a bound

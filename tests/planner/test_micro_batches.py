@@ -50,7 +50,7 @@ def test_activations_that_do_not_fit_the_memory_are_cut():
     free = 1000.0 * 100 / MEMORY_SHARE  # for 100 of the 500 examples of a trainer's share
     count, why = micro_batches(facts(free=free, micro_batches_from="mlp"))
     assert count == 5
-    assert "memory is for 100 examples" in why
+    assert "memory allows 100 examples" in why
     assert micro_batches(facts(micro_batches_from="mlp"))[0] == 1
     assert micro_batches(facts(free=1.0, micro_batches_from="mlp"))[0] == MOST
 
@@ -75,7 +75,7 @@ def test_rows_are_cut_as_often_as_it_hides_more_than_a_part_costs(trainers, exam
 def test_one_where_nothing_is_known_and_the_plan_says_why():
     assert micro_batches(facts(measured=False)) == (
         1,
-        "what an example costs the model is not known yet",
+        "the cost of an example in the model is not known yet",
     )
     assert micro_batches(facts(trainers=1))[0] == 1
 
@@ -104,7 +104,7 @@ def test_layers_that_a_strategy_does_not_cut_from_are_refused():
         == 3
     )
     own_loss = replace(asked, model=replace(asked.model, loss_strategies=("synchronous",)))
-    with pytest.raises(ConfigError, match="is of a whole batch"):
+    with pytest.raises(ConfigError, match="needs a whole batch"):
         BY_NAME["synchronous"]().plan(own_loss)
 
 

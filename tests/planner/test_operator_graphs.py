@@ -31,9 +31,9 @@ def test_a_value_of_another_type_is_named():
 @pytest.mark.parametrize(
     ("names", "edge", "message"),
     [
-        ("aba", None, "'a' is there twice; expected one operator of each name"),
-        ("ab", ("a", "c"), "an edge from 'a' to 'c'; no operator is 'c'"),
-        ("ab", ("b", "a"), "'a' reads from 'b', which is not before it; expected operators in the order"),
+        ("aba", None, "'a' occurs twice; expected different names"),
+        ("ab", ("a", "c"), "an edge from 'a' to 'c'; there is no operator 'c'"),
+        ("ab", ("b", "a"), "'a' reads from 'b', which comes later; expected operators in the order"),
     ],
 )
 def test_what_is_no_graph_is_refused(names, edge, message):

@@ -146,7 +146,7 @@ def test_auto_makes_as_many_as_the_capacity_says():
     assert arranged.capacity == pytest.approx(5 * CAPACITY)
     arranged = arrange(facts_of(auto, speeds=SPEEDS))  # 19 are wanted
     assert len(arranged.interleaving) == len(TABLES)
-    assert "19 are wanted, but there are 6 tables" in arranged.why
+    assert "19 are needed, but there are 6 tables" in arranged.why
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_auto_makes_as_many_as_the_capacity_says():
         ({"trainers": 1, "speeds": SPEEDS}, "a single trainer exchanges nothing"),
         ({"measured": False, "speeds": SPEEDS}, "not known yet"),
         ({"speeds": SPEEDS, "weights": 0}, "no parameters"),
-        ({"speeds": SPEEDS, "cost": None}, "what an example costs the model is not known yet"),
+        ({"speeds": SPEEDS, "cost": None}, "the cost of an example in the model is not known yet"),
         ({"speeds": Speeds(0.0, 1e9, 0.0)}, "neither network nor memory"),
     ],
 )
@@ -172,7 +172,7 @@ def test_auto_says_why_it_makes_one(given, told):
     [
         ({"interleaving_groups": 7}, "but there are 6 tables that are not excluded"),
         ({"interleaving_groups": 6, "excluded": ("a",)}, "set at most 5"),
-        ({"excluded": ("aa",)}, "no feature with ids is 'aa'; did you mean 'a'"),
+        ({"excluded": ("aa",)}, "there is no feature 'aa' with ids; did you mean 'a'"),
     ],
 )
 def test_what_cannot_be_is_refused(schedule, told):
@@ -189,7 +189,7 @@ def test_strategies_that_exchange_nothing_by_groups_refuse_an_order(strategy, sc
     model = ModelFacts(name="Model", num_parameters=1, operators=(operator,))
     facts = replace(facts_of(ScheduleOptions(**schedule), trainers=1), model=model)
     with pytest.raises(
-        ConfigError, match=rf"schedule: {next(iter(schedule))}: under strategy '{strategy.name}'"
+        ConfigError, match=rf"schedule: {next(iter(schedule))}: strategy '{strategy.name}' does not"
     ):
         strategy.plan(facts)
 

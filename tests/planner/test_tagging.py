@@ -106,9 +106,9 @@ def test_the_rules_keep_the_interaction_of_a_dlrm_on_trainers():
         *("numeric", "fields", "bottom.3", "cat", "dots", "cat_1", "squeeze"),
     }
     assert tagged.reasons["fields"] == "it cannot be moved"
-    assert tagged.reasons["dots"].startswith("reads from trainers: most of what it reads is on trainers")
+    assert tagged.reasons["dots"].startswith("reads from trainers: most of its input is on trainers")
     assert tagged.reasons["squeeze"].startswith("feeds trainers: only trainers read from it")
-    assert tagged.reasons["top.0"] == "its module has parameters, of which a group has one copy"
+    assert tagged.reasons["top.0"] == "its module has parameters, and a group has one copy of them"
     assert tagged.reasons["top.1"] == "no rule keeps it on trainers"
     assert set(tagged.reasons) == set(tagged.tagging) == {operator.name for operator in DLRM.operators}
 
@@ -129,7 +129,7 @@ def test_halves_of_a_fully_connected_layer_are_computed_side_by_side():
     ]
     assert tagged.tagging["a0"] != tagged.tagging["a1"]
     assert tagged.tagging["b0"] != tagged.tagging["b1"]
-    assert tagged.reasons["cat"] == "gathers: it puts together what servers can compute side by side"
+    assert tagged.reasons["cat"] == "gathers: it joins outputs that servers can compute in parallel"
     assert tagged.tagging["relu"] == TRAINER
     assert tagged.examples_per_s > none.examples_per_s
 
@@ -174,7 +174,7 @@ def test_towers_on_one_output_are_computed_side_by_side():
     ]
     graph = graph_of(operators, "x>a", "a>relu", "relu>click", "relu>buy")
     tagged = tag(graph, PAIR, how="rules")
-    assert tagged.reasons["relu"] == "hands out: servers can compute side by side what is made of it"
+    assert tagged.reasons["relu"] == "hands out: servers can process its output in parallel"
     assert [part.operators for part in components(graph, tagged.tagging)] == [("a",), ("click",), ("buy",)]
     assert tagged.tagging["click"] != tagged.tagging["buy"]
 
@@ -433,7 +433,8 @@ def test_refinement_is_near_the_best_placement_of_a_small_graph(seed, tight, cor
     index, best_s = Index(graph), by_enumeration(graph, group)
     if math.isinf(best_s):
         with pytest.raises(
-            ConfigError, match=r"fits nowhere|servers of a group have|no placement was found that fits"
+            ConfigError,
+            match=r"does not fit into memory|servers of a group have|no placement was found that fits",
         ):
             tag(graph, group)
         return
@@ -546,19 +547,19 @@ def memory(size):
         (
             DLRM,
             memory(2.4e6),
-            r"operator 'top.2' \(Linear\) fits nowhere: its parameters take 0.00256 GB with optimizer state and the"
-            r" gradient of 1 net, a group server has 0.0024 GB; set split_fc = true",
+            r"operator 'top.2' \(Linear\) does not fit into memory: its parameters take 0.00256 GB with optimizer state and the"
+            r" gradient of 1 net, but a group server has 0.0024 GB; set split_fc = true",
         ),
         (
             DLRM,
             memory(2.57e6),
-            r"parameters take 0.00515 GB .*, the 2 servers of a group have 0.00514 GB; set servers_per_group to at least 3",
+            r"parameters take 0.00515 GB .*, but the 2 servers of a group have 0.00514 GB; set servers_per_group to at least 3",
         ),
         (
             DLRM,
             replace(memory(4.2e6), trainers=2, nets=2),
-            r"operator 'top.2' \(Linear\) fits nowhere: its parameters take 0.00448 GB with optimizer state and the"
-            r" gradients of 4 nets, a group server has 0.0042 GB; set split_fc = true, .* or nets lower",
+            r"operator 'top.2' \(Linear\) does not fit into memory: its parameters take 0.00448 GB with optimizer state and the"
+            r" gradients of 4 nets, but a group server has 0.0042 GB; set split_fc = true, .* or nets lower",
         ),
         (
             graph_of([replace(linear("whole", 4, 4), movable=False)]),
@@ -568,7 +569,7 @@ def memory(size):
         (
             DLRM,
             replace(PAIR, trainer=replace(DEVICE, memory_bytes=5e5)),
-            r"trainer would take 0.00\d+ GB and has 0.0005 GB: operator 'cat' .* of it; set tagging = 'refined', which",
+            r"trainer would take 0.00\d+ GB, but has 0.0005 GB: operator 'cat' .* of it; set tagging = 'refined', which",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_full_disk_is_told_once_and_training_and_then_publishing_go_on(config,
         told = fit(config, tmp_path / "run", log, "publish.every_steps=1", callbacks=[At(6, ballast.unlink)])
     errors = capfd.readouterr().err
     assert errors.count("no space left for a segment; free some; training goes on") == 1
-    assert errors.count("goes on\n") == 1
+    assert errors.count("publishing continues\n") == 1
     assert told["failed"] >= 1
     assert told["snapshots"] >= 1
     found = follower(log, tmp_path / "followed")
@@ -80,7 +80,7 @@ def test_a_forbidden_address_is_told_and_training_ends_as_ever(config, tmp_path,
     told = fit(config, tmp_path / "run", tmp_path / "file" / "log", "publish.every_steps=1")
     errors = capfd.readouterr().err
     assert errors.count("check the path and its permissions") == 1
-    assert "the final state, of step 10, is not in" in errors
+    assert "the final state (step 10) is not in" in errors
     assert told["segments"] == told["snapshots"] == 0
     assert told["failed"] >= 1
 
@@ -157,9 +157,7 @@ def test_a_run_publishes_no_more_once_another_one_has_taken_the_log_over(config,
 
     with patience():
         fit(config, tmp_path / "run", log, "publish.every_steps=1", callbacks=[At(5, take_over)])
-    assert (
-        "another run publishes there by now (other); this one publishes no more\n" in capfd.readouterr().err
-    )
+    assert "another run now publishes there (other); this run stops publishing\n" in capfd.readouterr().err
     assert Log(Storage.at(log)).head() == other
 
 

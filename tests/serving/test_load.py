@@ -268,7 +268,7 @@ def test_a_model_of_the_user_s_own_is_given(log_source, tmp_path, caplog):
     with pytest.raises(ConfigError, match=r"model = 'mine': expected a torch\.nn\.Module"):
         girih.load(saved, model="mine")
     other = Schema([Categorical(name="user", dim=4)], "click")
-    with pytest.raises(ConfigError, match="model: of another schema"):
+    with pytest.raises(ConfigError, match="model: its schema differs"):
         girih.load(saved, model=Own(other))
 
 
@@ -339,9 +339,9 @@ def test_what_cannot_be_loaded_is_one_sentence(trained, tmp_path):
             ({"user": [1]}, "data: no column 'item' \\(feature 'item'\\)"),
             (
                 {"User": [1, 2]},
-                "data: columns \\['User'\\], of which no feature reads any; expected \\['user'",
+                "data: no feature reads the columns \\['User'\\]; expected \\['user'",
             ),
-            ([{"usr": 1}], "data: columns \\['usr'\\], of which no feature"),
+            ([{"usr": 1}], "data: no feature reads the columns \\['usr'\\]"),
             ([{"user": 1}, 7], "data: item 1 is an int; expected a dict of columns"),
             ({"user": 1.5, "item": 2, "tags": [], "x0": 0.0}, "column 'user' .* ids are integers or strings"),
             (

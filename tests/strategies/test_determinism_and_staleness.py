@@ -143,7 +143,7 @@ def test_deferred_outcomes_equal_immediate_ones(tmp_path, monkeypatch, strategy)
     )
     waiting = play(directory, short_scene("waiting", strategy))
     for module in (hybrid, asynchronous):
-        monkeypatch.setattr(module, "dense_spec", lambda context: replace(context.dense, deferred=True))
+        monkeypatch.setattr(module, "deferred_if", lambda on_gpu, spec: replace(spec, deferred=True))
     halves = []
     late = play(directory, short_scene("late", strategy), act=lambda trainer: halves.append(trainer.dense))
     assert halves[0].deferred

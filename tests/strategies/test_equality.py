@@ -165,7 +165,7 @@ def test_a_loss_over_the_items_of_a_step_is_refused_by_strategies_that_do_not_su
     listed = ", ".join(Retrieval.loss_strategies)
     if strategy in Retrieval.loss_strategies:
         scene["overrides"] = [*IN_BATCH["bpr"], "schedule.micro_batches=2"]
-        message = r"micro_batches = 2: the loss of Retrieval is of a whole batch"
+        message = r"micro_batches = 2: the loss of Retrieval needs a whole batch"
     else:
         message = f"{strategy}: the loss of Retrieval supports {listed} only"
     with pytest.raises(ConfigError, match=message):

@@ -210,8 +210,8 @@ def test_all_replicas_resume_after_a_signal(directory, begin):
     [
         ("servers_per_group=-1", "servers_per_group = -1"),
         ("trainers_per_group=2", "set trainers_per_group = 1 and groups = 2"),
-        ("wire_activations='int8'", "wire_activations = 'int8': it is for group servers"),
-        ("split_fc=true", "split_fc = True: it is for group servers, and servers_per_group = 0"),
+        ("wire_activations='int8'", "wire_activations = 'int8': this option is for group servers"),
+        ("split_fc=true", "split_fc = True: this option is for group servers, but servers_per_group = 0"),
         ("elastic_rate=1.5", "elastic_rate = 1.5"),
         ("trainers=2", "trainers"),
         ("averaging='mean'", "averaging"),
@@ -341,7 +341,7 @@ AUTO = [
     [
         (1e4, ("bfloat16", "topk"), "examples/s predicted, "),  # rows are so narrow that int8 is no smaller
         (1e12, ("float32", "float32"), "which does not pay"),
-        (None, ("float32", "float32"), "how fast this machine packs is not known"),
+        (None, ("float32", "float32"), "the speed of this machine's codecs is not known"),
     ],
 )
 def test_a_plan_chooses_codecs_by_links_and_cores(directory, bytes_per_s, expected, reason):
@@ -453,14 +453,14 @@ def test_a_run_keeps_the_tagging_of_its_plan_when_it_is_resumed(small_directory,
     [
         (
             lambda d: {**d, "deep.9": TRAINER},
-            "plan again with girih plan: tagging: 'deep.9' is no operator of the model; did you mean",
+            "plan again with girih plan: tagging: 'deep.9' is not an operator of the model; did you mean",
         ),
         (lambda d: dict(list(d.items())[1:]), "on 'no device'; expected one of trainer, server 0, server 1"),
         (
             lambda d: dict.fromkeys(d, "server 2"),
             "on 'server 2'; expected one of trainer, server 0, server 1",
         ),
-        (lambda d: dict.fromkeys(d, "server 1"), "on 'server 1'; it has to stay on the trainer"),
+        (lambda d: dict.fromkeys(d, "server 1"), "on 'server 1'; it must stay on the trainer"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(small_directory, planned, change, reported):
@@ -495,7 +495,7 @@ def test_a_resumed_run_is_tagged_again_and_says_so_if_its_tagging_does_not_fit(
     play(small_directory, goes_on, act=lambda trainer: taggings.append(trainer.plan.tagging.devices))
     assert "gone" not in taggings[0]
     assert (
-        "operators are tagged anew: the tagging of the run so far does not fit (tagging: 'gone' is"
+        "operators are tagged again: the earlier tagging of the run does not fit (tagging: 'gone' is"
         in caplog.text
     )
 
@@ -523,6 +523,6 @@ def with_state(directory):
 )
 def test_state_of_group_servers_is_dropped_under_other_options(directory, with_state, caplog, name, change):
     assert play(directory, {**with_state, **change, "name": f"dropped-{name}"})["steps"] == 6
-    warnings = [message for message in caplog.messages if "what top-k has left out are dropped" in message]
+    warnings = [message for message in caplog.messages if "top-k's unsent values are dropped" in message]
     assert len(warnings) == 1
     assert "step-00000003" in warnings[0]

@@ -171,7 +171,7 @@ def test_scaling_roles_of_groups(begin):
     running = begin("hierarchical", *SHORT, *groups)
     running.until_it_trains()
     reported = scale(running, "trainer=3", status=2)
-    assert "strategy 'hierarchical' has no trainer whose number could change" in reported
+    assert "strategy 'hierarchical' cannot change its number of trainer processes" in reported
     scale(running, "embedding-server=2", "embedding-worker=2", "loader=2")
     assert counts_of(running)["embedding-server"] == 2
     running.ends(0)
@@ -294,7 +294,7 @@ def test_requests_that_are_refused(begin):
         ("embedding-server=0", "expected ROLE=COUNT with at least one process, as embedding-server=4"),
         (
             "group-server=2",
-            "strategy 'hybrid' has no group-server whose number could change; expected one of",
+            "strategy 'hybrid' cannot change its number of group-server processes; expected one of",
         ),
         ("loader=3", "loaders = 3: expected at most one per trainer, 2 in all"),
         ("embedding-server=4096", "expected an integer from 1 to 1024"),
@@ -528,7 +528,7 @@ def test_autoscaling_that_a_strategy_does_not_support_is_refused(directory, tmp_
         (
             "hybrid",
             "{trainer=[1,2]}",
-            "trainers begin anew where their number changes, so it never does by itself",
+            "a change of the number of trainers restarts them, so it is never automatic",
         ),
         ("hybrid", "{loader=[1,3]}", "loaders = 3: expected at most one per trainer, 2 in all"),
         (

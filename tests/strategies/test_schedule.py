@@ -106,7 +106,7 @@ def test_the_plan_orders_groups_if_it_is_asked_to(runs, variant, workload):
 def test_switches_that_a_strategy_does_not_support_are_refused(runs, strategy):
     capabilities = BY_NAME[strategy].capabilities
     switches = {
-        "no order of groups helps": ([IN_TURN], capabilities.interleaving),
+        "the order of groups has no effect": ([IN_TURN], capabilities.interleaving),
         "cuts batches from": ([CUT], "embedding" in capabilities.micro_batch_layers),
         "cuts batches from .* on": ([CUT, FROM_MLP], "mlp" in capabilities.micro_batch_layers),
     }

@@ -426,12 +426,12 @@ WRONG = [
     ),
     pytest.param(
         ["strategy.trainers = 5", 'model = {name = "lr"}'],
-        "5 trainers, but 4 tables, which stay whole",
+        "5 trainers, but 4 tables, which cannot be split",
         marks=pytest.mark.heavy,
     ),
     pytest.param(
         ["data.on_bad_row = 'skip'"],
-        "each trainer sees its own columns and cannot know what others skip",
+        "each trainer reads only its own columns and does not know which rows others skip",
         marks=pytest.mark.slow,
     ),
     (
@@ -474,7 +474,7 @@ def test_models_and_optimizers_that_need_whole_parameters_are_refused(directory)
     from girih.models import CAN, LR, STAR
 
     schema = Schema([Categorical(name="item", dim=4)], "click")
-    with pytest.raises(ConfigError, match="the dense optimizer LBFGS may need parameters whole"):
+    with pytest.raises(ConfigError, match="the dense optimizer LBFGS may need whole parameters"):
         Trainer(LR(schema), strategy=Substitution(), dense_optimizer=torch.optim.LBFGS)
     units = Schema(
         [Categorical(name="unit", dim=20), Categorical(name="item", dim=4), Numeric(name="scene")], "click"

@@ -299,7 +299,7 @@ class TestPlan:
         found = decide(Local(), facts, context, pinned=own)
         assert found is own
         for other in (girih.Synchronous().plan(facts), girih.Hybrid().plan(facts)):
-            with pytest.raises(ConfigError, match=f"the plan is of strategy '{other.strategy}'"):
+            with pytest.raises(ConfigError, match=f"the plan is for strategy '{other.strategy}'"):
                 decide(Local(), facts, context, pinned=other)
         with pytest.raises(ConfigError, match="plan again with girih plan"):
             decide(
@@ -343,7 +343,7 @@ class TestPlan:
             assert trainer.plan == own
         with (
             girih.Trainer(model(), plan=girih.Hybrid().plan(facts)) as trainer,
-            pytest.raises(ConfigError, match="the plan is of strategy 'hybrid'"),
+            pytest.raises(ConfigError, match="the plan is for strategy 'hybrid'"),
         ):
             trainer.fit(data(log_directory), epochs=1)
 

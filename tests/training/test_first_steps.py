@@ -26,7 +26,7 @@ def test_two_seconds_behind_two_steps_are_taken_and_no_more():
 
 @pytest.mark.parametrize("seconds", [(5.0,), (5.0, 1.0), (0.1, 0.1, 0.1), (0.1, 0.1, *[0.1] * 19)])
 def test_few_steps_predict_nothing(seconds):
-    assert heard(*seconds) == (None, "nothing: 2 s of training are needed behind the first 2 steps")
+    assert heard(*seconds) == (None, "nothing: 2 s of training are needed after the first 2 steps")
     assert heard() == (None, None)
 
 

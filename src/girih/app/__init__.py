@@ -1,1 +1,1 @@
-"""A config file becomes a trainer; strategies are compared, and machines calibrated."""
+"""Makes a trainer from a config file, compares strategies, and calibrates machines."""

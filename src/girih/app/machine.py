@@ -1,12 +1,12 @@
 """Measures a machine: links of trainers, codecs, the work of steps, and short runs of strategies on generated data.
 
-A point is what the fastest tenth of rounds took at most. So it is the work's own time: a median jumps tenfold where other processes
-want the cores as well. Links are timed by the clock, and averaged over trainers; rounds begin when all are there, in several passes over
-all points: what disturbs for a while disturbs a few rounds of many points, not all of one. Calls go back and forth with equal arrays,
-written in place before they are sent; a point is half of it. Work is timed by the processor.
+A point is the first decile of the times of its rounds. It approximates the time without interference; a median grows tenfold if
+other processes need the cores. Links are timed by wall clock, and averaged over trainers. All trainers begin a round together, in
+several passes over all points, so that a disturbance hits a few rounds of many points. Calls send equal arrays back and forth, which
+are written before they are sent; a point is half of that time. Work is timed by processor time.
 
-Processor time of links is that of all rounds, less what as many rounds of nothing take. Both ends of a call do the same, so that it
-is twice that of one. Processor time of a short run is that of all its processes, as the kernel counts it.
+Processor time of links is that of all rounds, minus that of the same number of empty rounds. Both ends of a call do the same
+work, so it is twice that of one end. Processor time of a short run is the kernel's count for all its processes.
 
 Shapes: S bytes of a message, B examples, F features, D numbers of a row, W width of a layer.
 """
@@ -71,8 +71,8 @@ from girih.training.specs import dense_spec, sparse_spec
 SIZES = tuple(128 << 2 * power for power in range(9))
 """128 B to 8 MiB."""
 POINT_S = 0.2
-"""A point of a link is measured so long, but for the fewest rounds."""
-_PASSES, _WARM_UP, _FEWEST, _MOST = 4, 2, 2, 100  # rounds of a pass
+"""Seconds to measure a point of a link for, unless that gives too few rounds."""
+_PASSES, _WARM_UP, _FEWEST, _MOST = 4, 2, 2, 100  # the last three are rounds per pass
 Work = Callable[[], object]
 LinkSize = tuple[str, int]
 
@@ -80,14 +80,14 @@ LinkSize = tuple[str, int]
 def measure_links(
     ranks: TrainerGroup, *, host: str, secret: bytes, sizes: Sequence[int] = SIZES, point_s: float = POINT_S
 ) -> Links | None:
-    """Measures all links and fits them; returns them on rank 0. Called by all trainers, of which there are two or more.
+    """Measures and fits all links; returns them on rank 0. All trainers call it; there must be at least two.
 
     Args:
-        host: where this trainer listens.
-        secret: the run's.
-        sizes: S; of collectives rounded up to 4 bytes for each trainer.
+        host: the host on which this trainer listens.
+        secret: the secret of the run.
+        sizes: S; rounded up to 4 bytes per trainer for collectives.
     """
-    keep_freed_memory()  # as trainers do: large messages cost page faults otherwise
+    keep_freed_memory()  # the same as trainers; otherwise large messages cause page faults
     points, cpu_s = _measure(
         dict(each for size in sizes for each in _collectives(ranks, size)), ranks, point_s
     )
@@ -97,7 +97,7 @@ def measure_links(
                 calls: dict[LinkSize, Work] = {(name, size): partial(_call, client, size) for size in sizes}
                 there_and_back, own_s = _measure(calls, TrainerGroup(), point_s)
                 points[name] = [(size, seconds / 2) for size, seconds in there_and_back[name]]
-                cpu_s[name] = own_s[name]  # of a message there and one back at one end: of one at both ends
+                cpu_s[name] = own_s[name]  # two messages at one end equal one message at both ends
     if not ranks.first:
         return None
     return {
@@ -107,7 +107,7 @@ def measure_links(
 
 
 def _collectives(ranks: TrainerGroup, size: int) -> Iterator[tuple[LinkSize, Work]]:
-    """Collectives as halves call them."""
+    """Yields collectives, called in the same way as in the halves."""
     counts = [-(-size // (4 * ranks.size))] * ranks.size
     flat = torch.zeros(sum(counts))
     part = flat[: counts[0]].clone()
@@ -120,7 +120,7 @@ def _collectives(ranks: TrainerGroup, size: int) -> Iterator[tuple[LinkSize, Wor
 
 @contextmanager
 def _to_rank_1(ranks: TrainerGroup, address: str, secret: bytes) -> Iterator[Client | None]:
-    """On rank 0, a client of a server on rank 1 that answers with what it was asked with; the others wait."""
+    """Yields, on rank 0, a client of an echo server on rank 1; the other ranks wait."""
     with ExitStack() as stack:
         served = ""
         if ranks.rank == 1:
@@ -145,7 +145,7 @@ def _call(client: Client, size: int) -> None:
 def _measure(
     works: Mapping[LinkSize, Work], ranks: TrainerGroup, point_s: float
 ) -> tuple[dict[str, list[Point]], dict[str, list[Point]]]:
-    """Link → its points, and size with core-seconds of all ranks; all ranks make as many rounds."""
+    """Measures link → its points, and size with core-seconds of all ranks. All ranks make the same number of rounds."""
     took: dict[LinkSize, list[float]] = {each: [] for each in works}
     busy_s: dict[LinkSize, float] = dict.fromkeys(works, 0.0)
     for _ in range(_PASSES):
@@ -158,7 +158,7 @@ def _measure(
             took[each] += _rounds_s(work, num_rounds, ranks)
             busy_s[each] += time.process_time() - before
     started = time.process_time()
-    _rounds_s(int, _MOST, ranks)  # which takes next to no time: an empty round
+    _rounds_s(int, _MOST, ranks)  # an empty round, which takes almost no time
     idle_s = (time.process_time() - started) / _MOST
     points: dict[str, list[Point]] = {name: [] for name, _ in works}
     cpu_s: dict[str, list[Point]] = {name: [] for name, _ in works}
@@ -175,7 +175,7 @@ def _fast_s(seconds: Sequence[float]) -> float:
 
 
 def _rounds_s(work: Work, num_rounds: int, ranks: TrainerGroup | None = None) -> list[float]:
-    """Seconds of each round on the clock, begun by all ranks at once; without ``ranks`` core-seconds."""
+    """Returns seconds of each round by wall clock, begun by all ranks together; without ``ranks``, core-seconds."""
     clock, took = time.process_time if ranks is None else time.perf_counter, []
     for _ in range(num_rounds):
         if ranks is not None:
@@ -187,11 +187,11 @@ def _rounds_s(work: Work, num_rounds: int, ranks: TrainerGroup | None = None) ->
 
 
 SHAPE = (256, 1024)
-"""A message of 1 MiB of float32: 256 examples' outputs of a layer of 1,024. As most messages, it is larger than a core's own cache."""
+"""A message of 1 MiB of float32: the outputs of a layer of 1,024 for 256 examples. Most messages exceed a core's cache too."""
 
 
 def measure_codecs(ranks: TrainerGroup) -> Mapping[str, CodecSpeed]:
-    """The speeds of all codecs of activations and gradients, by name; the mean over trainers, who measure at once, as they train."""
+    """Measures all codecs of activations and gradients, by name; the mean over trainers, which measure together, as in training."""
     ahead.make_ready(ahead.packing_tensors())
     speeds = {}
     for name, codec in {**ACTIVATIONS, **GRADIENTS}.items():
@@ -202,7 +202,7 @@ def measure_codecs(ranks: TrainerGroup) -> Mapping[str, CodecSpeed]:
 
 
 def measure_codec(codec: Codec, rounds: int = 30) -> CodecSpeed:
-    """The speed of one codec in this thread; of top-k with error feedback. A time is that of the fastest tenth of rounds."""
+    """Measures one codec in this thread, top-k with error feedback. Times are first deciles of rounds."""
     values = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
     stream = ErrorFeedback(codec) if isinstance(codec, TopK) else codec
 
@@ -219,16 +219,16 @@ def measure_codec(codec: Codec, rounds: int = 30) -> CodecSpeed:
 
 FEATURES, BATCHES = 8, 4
 ROW_IDS = 20_000
-"""Ids of each feature, drawn evenly."""
+"""Number of ids of each feature, drawn uniformly."""
 POINTS = ((64, 8), (2048, 8), (2048, 64))
-"""Examples and D: a rate's three numbers go through three points."""
+"""Pairs of examples and D. A rate has three numbers, so it is fitted through three points."""
 OPTIMIZERS: tuple[optim.SparseOptimizer, ...] = tuple(cls() for cls in optim.BY_NAME.values())
 WIDTHS, EXAMPLES, ROUNDS = (64, 256, 1024), 512, 12
 READ_ROWS, STEP_EXAMPLES, STEPS = 16_384, 8, 300
 
 
 def measure_work(ranks: TrainerGroup) -> StepWork:
-    """The work of steps on this machine; called by all trainers, who measure at once, as they train."""
+    """Measures the work of steps on this machine. All trainers measure together, the same as in training."""
     ranks.barrier()
     lookup, updates = measure_rows()
     products = measure_products()
@@ -248,7 +248,7 @@ def measure_work(ranks: TrainerGroup) -> StepWork:
 def measure_rows(
     optimizers: tuple[optim.SparseOptimizer, ...] = OPTIMIZERS, rounds: int = ROUNDS
 ) -> tuple[Rate, dict[str, Rate]]:
-    """The rate of lookups, and that of updates by name of optimizer; lookups' is the median over optimizers."""
+    """Measures the rate of lookups, the median over optimizers, and the rate of updates by optimizer name."""
     ahead.make_ready(ahead.training([[each] for each in optimizers], []))
     measured = {each.name: [_rows_s(each, *point, rounds) for point in POINTS] for each in optimizers}
     lookups = np.median([[lookup for lookup, _ in points] for points in measured.values()], axis=0)
@@ -257,7 +257,7 @@ def measure_rows(
 
 
 def fit_rate(seconds: list[float]) -> Rate:
-    """The rate through the seconds of :data:`POINTS`: call_s + ids · id_s + ids · D · number_s, none of them below 0."""
+    """Fits a rate to the seconds of :data:`POINTS`: call_s + ids · id_s + ids · D · number_s, each at least 0."""
     (few, small), (many, _), (_, large) = ((FEATURES * examples, dim) for examples, dim in POINTS)
     number_s = max(0.0, seconds[2] - seconds[1]) / (many * (large - small))
     each_s = max(0.0, seconds[1] - seconds[0]) / (many - few)  # an id with its D numbers
@@ -266,7 +266,7 @@ def fit_rate(seconds: list[float]) -> Rate:
 
 
 def measure_products(rounds: int = ROUNDS) -> tuple[tuple[int, float], ...]:
-    """W → multiplications and additions per second of a layer of W inputs and outputs, forward and backward, on one core."""
+    """Returns W → operations per second of a layer of W inputs and outputs, forward and backward, on one core."""
     threads, points = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
@@ -285,14 +285,14 @@ def _pass(layer: torch.nn.Linear, inputs: torch.Tensor) -> None:
 
 
 def measure_reading(rounds: int = 4) -> tuple[float, float]:
-    """Core-seconds of an example read from Parquet, and of each of its ids and numbers: a line through two schemas."""
+    """Returns core-seconds to read an example from Parquet, and each of its ids and numbers: a line through two schemas."""
     few, many = (_reading_s(count, rounds) for count in (2, 32))
     value_s = max(0.0, many - few) / 30
     return max(0.0, few - 2 * value_s), value_s
 
 
 def _rows_s(optimizer: optim.SparseOptimizer, examples: int, dim: int, rounds: int) -> tuple[float, float]:
-    """Core-seconds of a lookup and of an update."""
+    """Returns core-seconds of a lookup and of an update."""
     schema = _categories(dim)
     spec = SparseSpec(schema=schema, needs=of_all(schema, EMBEDDING), optimizer=optimizer, threads=1)
     half, random = LocalSparse(spec), np.random.default_rng(0)
@@ -308,7 +308,7 @@ def _rows_s(optimizer: optim.SparseOptimizer, examples: int, dim: int, rounds: i
     ]
     lookups, updates = [], []
     try:
-        for number in range(BATCHES + rounds):  # the first of each batch makes its rows
+        for number in range(BATCHES + rounds):  # the first round of each batch creates its rows
             started = time.process_time()
             pulled = half.pull(batches[number % BATCHES])
             embeddings = pulled.wait()
@@ -330,7 +330,7 @@ def _categories(dim: int) -> Schema:
 
 
 def _reading_s(values: int, rounds: int) -> float:
-    """Core-seconds of an example with half as many ids, and as many numbers."""
+    """Returns core-seconds of an example with ``values`` numbers, and half as many ids."""
     random = np.random.default_rng(0)
     columns: dict[str, Any] = {
         f"c{number}": random.integers(0, ROW_IDS, READ_ROWS) for number in range(values // 2)
@@ -353,10 +353,10 @@ def _reading_s(values: int, rounds: int) -> float:
 
 
 def measure_step(lookup: Rate, update: Rate) -> float:
-    """Core-seconds of a step of ``local`` on eight examples, less its lookup, its pass of the model and its update of rows.
+    """Returns core-seconds of a step of ``local`` on eight examples, minus lookup, the model's pass and row updates.
 
     Args:
-        lookup, update: those of rows that Adagrad moves.
+        lookup, update: the rates of rows with Adagrad.
     """
     schema = Schema([Categorical(name="user", dim=4)], labels="click")
     model, options = LR(schema), TrainOptions(log_every_steps=STEPS)
@@ -369,7 +369,7 @@ def measure_step(lookup: Rate, update: Rate) -> float:
             data, sparse, dense_spec(model, schema, options, None, Stats()), TrainerGroup()
         )
         with Trainer(model, options=options) as trainer:
-            trainer.fit(data, epochs=1)  # which opens the session and makes rows
+            trainer.fit(data, epochs=1)  # opens the session and creates rows
             started, before = time.process_time(), trainer.state.step
             trainer.fit(data, epochs=1)
             step_s = (time.process_time() - started) / (trainer.state.step - before)
@@ -379,22 +379,22 @@ def measure_step(lookup: Rate, update: Rate) -> float:
 
 RUN_IDS, DIM, HIDDEN = 4000, 16, (64, 32)
 LOGGED = 6
-"""Steps of a record of a short run."""
+"""Steps per record in a short run."""
 WINDOW = {64: 4 * LOGGED, 4096: LOGGED}
-"""Examples of a trainer's share of a step, in the two observations of each strategy → steps of a window. Steps of few take
-milliseconds, so that a window has more of them; what an id takes is as good as the two are far apart."""
+"""Examples of a trainer's share, in the two observations of each strategy → steps per window. Small steps take milliseconds,
+so their windows have more steps. The two differ a lot, so that the cost per id is precise."""
 WINDOWS, EPOCHS = 5, 4
-"""Windows of an epoch, and epochs: the first one makes rows, the others are measured."""
+"""Windows per epoch, and epochs: the first epoch creates rows, the others are measured."""
 
 
 def ways(trainers: int) -> Mapping[str, Strategy]:
-    """Calibration key → girih's strategy without pipelining, which is measured for this key."""
+    """Returns calibration key → girih's strategy without pipelining, which is measured for this key."""
     variants = (variant for kind in BY_NAME.values() for variant in kind.with_trainers(trainers))
     return {variant.calibration_key: variant.without_pipelining() for variant in variants}
 
 
 def write_data(folder: Path, trainers: int) -> None:
-    """Writes Parquet files for both runs, ids drawn evenly: one epoch each."""
+    """Writes Parquet files for both runs, of one epoch each, with uniform ids."""
     random = np.random.default_rng(0)
     for examples, window in WINDOW.items():
         rows = examples * trainers * window * WINDOWS
@@ -406,9 +406,9 @@ def write_data(folder: Path, trainers: int) -> None:
 def observe(
     strategy: Strategy, calibration: Calibration, folder: Path, cluster: Cluster
 ) -> tuple[Observed, Observed] | None:
-    """Trains on few examples a step, then on more; called by all trainers. What was observed, on rank 0.
+    """Trains with small steps, then with larger ones. All trainers call it. Returns the observations on rank 0.
 
-    What the parts of steps should take is subtracted later: the rest is the strategy's overhead.
+    The predicted times of a step's parts are subtracted later. The rest is the strategy's overhead.
     """
     schema = _categories(DIM)
     meter = _Meter(cluster, {"trainer": strategy.trainers, **strategy.roles})
@@ -440,7 +440,7 @@ def observe(
 
 @dataclass
 class _Meter(Callback):
-    """Hears records of a run, and notes time and processor time by then."""
+    """Receives records of a run, and notes wall-clock and processor time at each."""
 
     cluster: Cluster
     counts: Mapping[str, int]
@@ -449,12 +449,12 @@ class _Meter(Callback):
     notes: list[tuple[int, float, float]] = field(default_factory=list)
 
     def begin(self, step: int, window: int) -> None:
-        """Drops what was noted; training goes on from this step, in windows of so many."""
+        """Drops earlier measurements, and measures from this step on, in windows of ``window`` steps."""
         self.first_step, self.window = step, window
         self.notes.clear()
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
-        """Notes the end of a window behind the first epoch, while all processes are there."""
+        """Notes the end of a window after the first epoch, while all processes run."""
         windows, within = divmod(record["step"] - self.first_step, self.window)
         if within == 0 and WINDOWS <= windows < EPOCHS * WINDOWS:
             entries = [
@@ -466,7 +466,7 @@ class _Meter(Callback):
             self.notes.append((record["step"], time.perf_counter(), sum(map(_cpu_s, pids))))
 
     def quartiles(self) -> tuple[float, float]:
-        """Core-seconds and seconds of a step: first quartiles of windows. Others make a window longer, and the least may have had luck."""
+        """Returns first quartiles over windows of core-seconds and seconds of a step: interference adds time, and the minimum varies."""
         windows = [
             ((by_then_s - busy_s) / (after - before), (until_s - since_s) / (after - before))
             for (before, since_s, busy_s), (after, until_s, by_then_s) in pairwise(self.notes)
@@ -476,8 +476,8 @@ class _Meter(Callback):
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time of a process so far, of all its threads; 0 is this one.
+    """Returns the processor time of a process so far, over all its threads; 0 is this process.
 
-    The clock of another process is Linux's ``clock_getcpuclockid``: its complement, and the kind of clock in three bits.
+    The clock id of another process is that of Linux's ``clock_getcpuclockid``: the complement of the pid, with three bits of kind.
     """
     return time.process_time() if pid == 0 else time.clock_gettime(~pid << 3 | 2)

@@ -1,4 +1,4 @@
-"""One config under every strategy: which of them refuse it and why, which speed is predicted for the others, and which to choose."""
+"""Estimates one config under every strategy: refusals with reasons, predicted speeds, and the strategy to choose."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from girih.strategies.strategy import Strategy, price
 
 LEAST_TRAINERS = 2
 NEAR = 0.95
-"""Part of the best predicted speed from which on a strategy counts as good as the best."""
+"""Fraction of the best predicted speed from which a strategy counts as equally good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyEstimate:
-    """A way to train, and what is known of it.
+    """A strategy, with its estimate.
 
     Attributes:
-        strategy: with its options. is_configured: whether it is the config's.
-        prediction: None where it is refused, or not priced.
-        refused: why it is refused, or not priced; "" where it is neither.
+        strategy: with its options. is_configured: whether the config names it.
+        prediction: None if it is refused or not priced.
+        refused: the reason why it is refused or not priced; "" otherwise.
     """
 
     strategy: Strategy
@@ -33,13 +33,13 @@ class StrategyEstimate:
 
     @property
     def label(self) -> str:
-        """Its name, with options that differ from their defaults."""
+        """The name, with options that differ from their defaults."""
         options = options_of(self.strategy)
         return f"{self.strategy.name} ({options})" if options else self.strategy.name
 
     @property
     def processes(self) -> int:
-        """The number of processes that it starts."""
+        """The number of processes that the strategy starts."""
         return self.strategy.trainers + sum(self.strategy.roles.values())
 
     @property
@@ -49,10 +49,10 @@ class StrategyEstimate:
 
 
 def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
-    """Estimates the configured strategy, then all others with as many trainers, and at least two.
+    """Estimates the configured strategy, then all others with the same number of trainers, but at least two.
 
     Args:
-        facts_of: a strategy → the facts for its number of trainers, with all inputs of a predicted speed.
+        facts_of: a strategy → the facts for its number of trainers, with all inputs of a prediction.
     """
     count = max(LEAST_TRAINERS, configured.trainers)
     others = [variant for kind in BY_NAME.values() for variant in kind.with_trainers(count)]
@@ -79,7 +79,7 @@ def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple
 
 
 def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
-    """The estimate to take, and why: of those within 5 % of the fastest, the one with the fewest processes; None if none has a speed."""
+    """Returns the estimate to use, and why: within 5 % of the fastest, the one with the fewest processes; None without speeds."""
     priced = [estimate for estimate in estimates if estimate.prediction is not None]
     if not priced:
         return None, "no speed is predicted for any strategy"
@@ -96,7 +96,7 @@ def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | No
 
 
 def options_of(strategy: Strategy) -> str:
-    """Options that differ from their defaults, as in ``[strategy]``."""
+    """Returns options that differ from their defaults, written as in ``[strategy]``."""
     options: Sequence[Field[object]] = fields(strategy) if is_dataclass(strategy) else ()
     values = {option.name: (getattr(strategy, option.name), option.default) for option in options}
     return ", ".join(f"{name} = {value!r}" for name, (value, default) in values.items() if value != default)

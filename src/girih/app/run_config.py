@@ -1,4 +1,4 @@
-"""One config file as a whole: every section checked, every part built from it."""
+"""One config file as a whole: checks every section, and builds every part from it."""
 
 from __future__ import annotations
 
@@ -70,29 +70,29 @@ SECTIONS = (
     "dense_optimizer", "strategy",
 )  # fmt: skip
 OPTIONAL = ("publish", "negatives")
-"""Sections without which there is no such thing."""
+"""Sections that are optional: without the section, the feature is off."""
 PATHS = {
     "data": ("train", "valid", "test"), "negatives": ("items",), "store": ("directory", "ssd_dir"),
     "checkpoint": ("dir",), "publish": ("to",), "metrics": ("targets",),
 }  # fmt: skip
-"""Section → keys with a path, or a list of paths, that starts at the file's directory."""
+"""Section → keys with a path, or a list of paths, relative to the file's directory."""
 
 
 def keys_by_section() -> dict[str, list[str]]:
-    """The keys of each section that has the same ones in every config; ``[train]`` first."""
+    """Returns the keys of each section that has the same keys in every config; ``[train]`` first."""
     return {name: [each.name for each in fields(kind)] for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedConfig:
-    """A config file, checked: its options, model and data.
+    """A checked config file: its options, model and data.
 
     Attributes:
-        mapping: as it was written, overrides applied, ``${NAME}`` not expanded: what ``run/config.toml`` repeats.
+        mapping: the file as written, with overrides, but ``${NAME}`` not expanded, for ``run/config.toml``.
         model_options: ``[model]``, expanded.
-        directory: where relative paths start.
-        plan: the plan to hold; None has one made.
-        calibrated: the machine, to predict a run's speed by; None predicts none.
+        directory: the base of relative paths.
+        plan: the plan to use; None makes a plan.
+        calibrated: the calibration to predict the run's speed from; None predicts no speed.
     """
 
     mapping: Mapping[str, Any]
@@ -129,13 +129,13 @@ class CheckedConfig:
         """Reads and checks a whole config file.
 
         Args:
-            overrides: ``section.key=value`` each, or values by ``section.key``, applied in order.
-            strategy: replaces ``[strategy]`` whole, before the overrides.
-            run: the directory of the run, whose own file is data.
+            overrides: each ``section.key=value``, or values by ``section.key``, applied in order.
+            strategy: replaces all of ``[strategy]``, before the overrides.
+            run: the directory of the run. Its own files are data.
 
         Raises:
-            ConfigError: anything unknown, missing or of the wrong type; says what, where and how to mend it.
-            MissingFileError: no such file.
+            ConfigError: an unknown or missing key, or a wrong type; says what, where and how to fix it.
+            MissingFileError: the file does not exist.
         """
         where = str(path)
         written = config.with_overrides(path, overrides, strategy, run)
@@ -165,7 +165,7 @@ class CheckedConfig:
             there = {key: relative_to(directory, value) for key, value in paths.items() if value is not None}
             built[name] = replace(built[name], **there) if there else built[name]
         optimizer = mapping.get("sparse_optimizer")
-        if isinstance(optimizer, Mapping):  # as with [dense_optimizer], the name has a default
+        if isinstance(optimizer, Mapping):  # the name has a default, the same as in [dense_optimizer]
             mapping["sparse_optimizer"] = {"name": Adagrad.name, **optimizer}
         built["train"] = built["train"].with_functions(where, directory)
         built["metrics"] = built["metrics"].below(directory)
@@ -185,7 +185,7 @@ class CheckedConfig:
         )
 
     def with_absolute_paths(self) -> dict[str, object]:
-        """The configuration as it was written, with paths that hold from anywhere: for ``run/config.toml``."""
+        """Returns the configuration as written, but with absolute paths, for ``run/config.toml``."""
         mapping: dict[str, Any] = config.plain(self.mapping)
         for section in PATHS.keys() & mapping.keys():
             options = mapping[section]
@@ -206,19 +206,19 @@ class CheckedConfig:
         return mapping
 
     def write(self, run: Path) -> None:
-        """Writes a run's ``config.toml``, and records which classes and functions it may name."""
+        """Writes a run's ``config.toml``, and records the classes and functions that it may name."""
         mapping = self.with_absolute_paths()
         config.write_toml(run / "config.toml", mapping)
         record_classes(run, config.classes_in(mapping, self.where), self.directory)
 
     def _absolute(self, written: str) -> str:
-        """A path as it is written, below the file's directory unless it holds from anywhere once expanded."""
+        """Joins a written path to the file's directory, unless it is absolute after expansion."""
         read = config.expand(written, self.where)
         stays = relative_to(self.directory, read) == read
         return written if stays else os.path.join(self.directory, written)
 
     def model(self) -> nn.Module:
-        """The model, its initial values drawn from the run's seed."""
+        """Builds the model, with initial values from the run's seed."""
         torch.manual_seed(self.train.seed)
         options = dict(self.model_options)
         name = options.pop("name")
@@ -227,10 +227,10 @@ class CheckedConfig:
     def dataset(
         self, split: SplitName, paths: Sequence[str] = (), *, format: str | None = None, **options: Any
     ) -> Dataset:
-        """One split of the data, or other files read the same way (their paths start at the current directory).
+        """Returns one split of the data, or other files read in the same way, with paths relative to the current directory.
 
         Args:
-            format: of the other files; None is that of the data.
+            format: the format of the other files; None means the format of the data.
         """
         try:
             data = open_dataset(
@@ -252,11 +252,11 @@ class CheckedConfig:
             raise ConfigError(f"{self.where}: {error}") from None
 
     def datasets(self) -> dict[str, Dataset]:
-        """All splits of the data."""
+        """Returns all splits of the data."""
         return {split: self.dataset(split) for split in self.data.splits}
 
     def most_examples(self, train: Dataset) -> int | None:
-        """The number of examples that the run trains on unless it stops early; None where nobody knows."""
+        """Returns the number of examples that the run trains on unless it stops early; None if unknown."""
         limits = []
         if train.num_epoch_examples is not None:
             limits.append(train.num_epoch_examples * self.train.epochs)
@@ -265,7 +265,7 @@ class CheckedConfig:
         return min(limits, default=None)
 
     def _items(self, options: NegativesOptions) -> Dataset:
-        """The catalogue that negatives are drawn from."""
+        """Returns the catalogue from which negatives are drawn."""
         names = [feature.name for feature in self.schema.features]
         for name in options.features:
             if name not in names:
@@ -281,19 +281,19 @@ class CheckedConfig:
         )
 
     def sparse(self, model: nn.Module | None = None) -> SparseSpec:
-        """Tables, what the model reads of them, and how they are kept."""
+        """Returns the spec of the sparse half: tables, the model's needs, and storage."""
         optimizers = self.sparse_optimizer, self.first_order_optimizer
         return sparse_spec(model or self.model(), self.schema, self.train, self.store, *optimizers)
 
 
 class RunConfig(CheckedConfig):
-    """A checked config file that is planned, priced under every strategy, and trained."""
+    """A checked config file that can be planned, priced under every strategy, and trained."""
 
     def rehearse(self, datasets: Mapping[str, Dataset]) -> None:
-        """Does all that a run does before its first step, and writes nothing; of several processes, what one can do alone.
+        """Does everything that a run does before its first step, and writes nothing. Only does what one process can do alone.
 
         Raises:
-            ConfigError, DataError: as the run raises them.
+            ConfigError, DataError: the same as in a run.
         """
         train, valid = datasets["train"], datasets.get("valid")
         if self.strategy.trainers > 1 or self.strategy.roles:
@@ -307,22 +307,22 @@ class RunConfig(CheckedConfig):
                 trainer.rehearse(train, valid)
 
     def planned(self, calibration: Calibration | None = None) -> Plan:
-        """The plan of this configuration; see :meth:`planned_net`."""
+        """Returns the plan of this configuration; see :meth:`planned_net`."""
         return self.planned_net(calibration)[0]
 
     def halves(self) -> tuple[SparseSpec, DenseSpec]:
-        """The specifications of one trainer's halves."""
+        """Returns the specifications of one trainer's halves."""
         model = self.model()
         return self.sparse(model), dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
 
     def planned_net(self, calibration: Calibration | None = None) -> tuple[Plan, PlacedNet | None]:
-        """The plan of this configuration, and where operators run; rank 0's part of it is done here: the first batches are measured.
+        """Returns the plan and the placed operators. Does the work of rank 0 here: measures the first batches.
 
         Args:
-            calibration: by which times are predicted, and what is to be chosen by it.
+            calibration: predicts times, and decides options that depend on a calibration.
 
         Returns:
-            None for the second where all operators run on trainers.
+            The second value is None if all operators run on trainers.
         """
         sparse, dense = self.halves()
         with config.located(self.where):
@@ -350,10 +350,10 @@ class RunConfig(CheckedConfig):
     def facts_by(
         self, calibration: Calibration, placed: PlacedNet | None = None
     ) -> Callable[[Strategy], Facts]:
-        """Facts for a strategy, with all that a speed is predicted from; passes of the model are measured.
+        """Returns the facts for a strategy, with all inputs of a predicted speed. Measures passes of the model.
 
         Args:
-            placed: where operators run, as :meth:`planned_net` has found; else that is decided anew.
+            placed: the placed operators from :meth:`planned_net`; None places them again.
         """
         (sparse, dense), data = self.halves(), self.dataset("train")
         known: dict[int, Facts] = {}
@@ -381,7 +381,7 @@ class RunConfig(CheckedConfig):
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> Trainer:
-        """The trainer of this configuration; without a ``run`` it writes nothing."""
+        """Makes the trainer of this configuration; without a ``run`` it writes nothing."""
         model, trains = self.model(), run is not None or cluster is not None
         with config.located(self.where):
             return Trainer(
@@ -408,7 +408,7 @@ class RunConfig(CheckedConfig):
     def trainer_with_data(
         self, run: Path | None, callbacks: Sequence[Callback], *, progress: bool
     ) -> Trainer:
-        """The trainer of :meth:`girih.Trainer.from_config`, with its data."""
+        """Makes the trainer of :meth:`girih.Trainer.from_config`, with its data."""
         data = self.datasets()
         bar = Progress(self.most_examples(data["train"]))
         callbacks = [*callbacks, bar] if progress else list(callbacks)
@@ -427,9 +427,9 @@ class RunConfig(CheckedConfig):
 
 @dataclass
 class _KeepsConfig(Callback):
-    """Writes a run's ``config.toml`` once the run begins, when its directory is known to be its own.
+    """Writes a run's ``config.toml`` once, when the run begins and owns its directory.
 
-    Once alone: a run that was scaled goes on with a new plan, and the file has its new counts by then.
+    Not again, since a scaled run continues with a new plan, and its file already has the new numbers.
     """
 
     run: Path

@@ -11,7 +11,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Accepts finite numbers from ``low`` to ``high``; both belong to them unless they are open."""
+    """Accepts finite numbers from ``low`` to ``high``, both included unless open."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -19,13 +19,13 @@ class Bounds:
     open_high: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether a number is finite and within the bounds."""
+        """Returns whether a number is finite and within the bounds."""
         above = value > self.low if self.open_low else value >= self.low
         below = value < self.high if self.open_high else value <= self.high
         return (isinstance(value, int) or math.isfinite(value)) and above and below
 
     def text(self, kind: type) -> str:
-        """Names what is accepted, for errors: "an integer from 1 to 256", "a finite number ≥ 0 and < 1"."""
+        """Returns the accepted numbers, for errors: "an integer from 1 to 256", "a finite number ≥ 0 and < 1"."""
         if kind is int:
             return f"an integer {'of at least' if self.high == math.inf else 'from'} {_shown(self.low)}" + (
                 "" if self.high == math.inf else f" to {_shown(self.high)}"
@@ -43,7 +43,7 @@ Finite = Annotated[float, Bounds()]
 
 
 def _shown(bound: float) -> str:
-    """Large powers of two, and what is one below them, as powers: 2⁶³ - 1."""
+    """Formats large powers of two, and those minus one, as powers: 2⁶³ - 1."""
     for power, suffix in ((int(bound), ""), (int(bound) + 1, " - 1")):
         if power >= 1 << 32 and power & (power - 1) == 0:
             return "2" + str(power.bit_length() - 1).translate(_SUPERSCRIPTS) + suffix

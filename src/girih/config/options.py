@@ -12,7 +12,7 @@ from girih.errors import ConfigError
 
 
 def integer(name: str, value: object, low: int = 1, high: float = math.inf) -> None:
-    """Refuses anything but integers from ``low`` to ``high``, both included."""
+    """Refuses values other than integers from ``low`` to ``high``, both included."""
     build(Annotated[int, Bounds(low, high)], value, name)
 
 
@@ -23,20 +23,20 @@ class Options(Redirecting):
     :func:`~girih.config.sections.build` checks each field by its annotation.
 
     Raises:
-        ConfigError: a value that its annotation does not accept; names the option, the value and what is expected. Also an
-            option that the class does not have, and one without its name.
+        ConfigError: a value that the annotation does not accept (names the option, the value and the expectation); an
+            unknown option; or one given without its name.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
     owner: ClassVar[str] = ""
-    """The beginning of options' names in errors, as in ``table {self.name!r}: ``."""
+    """The prefix of options' names in errors, for example ``table {self.name!r}: ``."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __new__(cls, *given: object, **options: object) -> Self:
-        """Refuses what ``__init__`` does not take, before Python does in its own words."""
+        """Refuses wrong arguments of ``__init__`` with our own message."""
         kind: type = cls
         known = fields_of(kind)
         for option in options:
@@ -44,9 +44,9 @@ class Options(Redirecting):
                 raise ConfigError(f"{cls.__name__}: unknown option {option!r}{hint_for(cls, option, known)}")
         if given:
             value = repr(given[0]) if isinstance(given[0], str | int | float) else "..."
-            mend = f"write {cls.__name__}({next(iter(known))}={value})" if known else "it has none"
-            raise ConfigError(f"{cls.__name__}({value}): options have names here; {mend}")
-        for name, is_required in known.items() if options else ():  # none are given where a copy is made
+            mend = f"write {cls.__name__}({next(iter(known))}={value})" if known else "it has no options"
+            raise ConfigError(f"{cls.__name__}({value}): options need names; {mend}")
+        for name, is_required in known.items() if options else ():  # copying passes no options
             if is_required and name not in options:
                 raise ConfigError(
                     f"{cls.__name__}: option {name!r} is missing; write {cls.__name__}({name}=..., ...)"
@@ -62,7 +62,7 @@ class Options(Redirecting):
         self._check()
 
     def _check(self) -> None:
-        """Refuses options that do not go together, and values that no annotation can refuse."""
+        """Refuses options that do not fit together, and values that annotations cannot exclude."""
 
     def _owner(self) -> str:
         return self.owner.format(self=self)

@@ -1,4 +1,4 @@
-"""TOML to frozen dataclasses and back; a key that nobody knows is an error that names the nearest.
+"""Converts TOML to frozen dataclasses and back. An unknown key is an error that names the nearest key.
 
 :func:`build` turns a plain mapping into a dataclass by its type hints, :func:`check_call` checks
 options against a callable's signature (models, ``torch.optim``), and :func:`plain` goes back.
@@ -28,18 +28,18 @@ from girih.files.whole import write_whole
 
 _MOST_NESTED = 50
 _LONG_KEY = re.compile(rf"(?:^|[,{{\[])(?:[^.,=\n{{\[#]*\.){{{_MOST_NESTED}}}", re.MULTILINE)
-"""A dotted key, for which TOML's parser takes time and memory by the square of its parts. Matching takes linear time."""
+"""A dotted key. TOML's parser takes quadratic time and memory for it; matching takes linear time."""
 
 _MOST_BYTES = 64 << 20
-_MOST_SHOWN = 200  # characters of a value in errors
-_TOO_LARGE = 1 << 1023  # integers from here on are no floats
+_MOST_SHOWN = 200  # maximum characters of a value in errors
+_TOO_LARGE = 1 << 1023  # larger integers do not fit into a float
 _BARE_LIST = re.compile(r"\[([^][{}\"']*)\]")
 """A list whose strings lost their quotes to a shell."""
 
 
 @contextlib.contextmanager
 def located(where: object) -> Iterator[None]:
-    """Begins errors of the body with their place."""
+    """Prefixes errors of the body with their place."""
     try:
         yield
     except ConfigError as error:
@@ -47,11 +47,11 @@ def located(where: object) -> Iterator[None]:
 
 
 def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[str, Any]:
-    """Reads a TOML file, with ``${NAME}`` expanded from the environment or as it is written.
+    """Reads a TOML file, with or without expanding ``${NAME}`` from the environment.
 
     Raises:
-        MissingFileError: no such file.
-        ConfigError: not TOML, or a variable is not set.
+        MissingFileError: the file does not exist.
+        ConfigError: the file is not TOML, or a variable is not set.
     """
     file = Path(path)
     if not file.is_file():
@@ -77,7 +77,7 @@ def read_toml(path: str | os.PathLike[str], *, expanded: bool = True) -> dict[st
 
 
 def parse_toml(text: str) -> dict[str, object]:
-    """The tree of a TOML text.
+    """Parses a TOML text.
 
     Raises:
         ValueError: not TOML, or a number is too long. RecursionError: lists or keys are too deep.
@@ -88,7 +88,7 @@ def parse_toml(text: str) -> dict[str, object]:
 
 
 def write_toml(path: Path, mapping: Mapping[str, object]) -> None:
-    """Writes a mapping, its ``None`` values left out, as TOML that :func:`read_toml` gives back."""
+    """Writes a mapping as TOML for :func:`read_toml`. Leaves out ``None`` values."""
     import tomli_w  # only writing needs it
 
     write_whole(path, tomli_w.dumps(plain(mapping)))
@@ -97,18 +97,18 @@ def write_toml(path: Path, mapping: Mapping[str, object]) -> None:
 def with_overrides(
     path: Path, overrides: Sequence[str] | Mapping[str, object], strategy: str | None, run: Path | None = None
 ) -> dict[str, Any]:
-    """Read a config file and apply a strategy's name, then overrides.
+    """Reads a config file and applies a strategy's name, then overrides.
 
     Another ``model.name`` drops the options of ``[model]`` in the file, since they belong to the old model.
 
     Args:
-        overrides: ``section.key=value`` each, or values by ``section.key``, in any order.
-        strategy: replaces ``[strategy]`` whole.
-        run: the directory of a run. A file in it, or in another run directory, is data: see :mod:`girih.config.user_code`.
+        overrides: each ``section.key=value``, or values by ``section.key``, in any order.
+        strategy: replaces all of ``[strategy]``.
+        run: a run directory. A file in a run directory is data: see :mod:`girih.config.user_code`.
 
     Raises:
-        ConfigError: not TOML, an override that is none, or a class that the config of a run may not name.
-        MissingFileError: no such file.
+        ConfigError: not TOML, an invalid override, or a class that the config of a run may not name.
+        MissingFileError: the file does not exist.
     """
     written = read_toml(path, expanded=False)
     old = _section(written, "model").get("name")
@@ -139,19 +139,19 @@ def with_overrides(
 
 
 def classes_in(mapping: Mapping[str, object], where: str) -> dict[str, str | list[str]]:
-    """The class, or the functions, of the user's own that each section of a config names."""
+    """Returns the user's own classes or functions that each section of a config names."""
     names = {kind: expand(_section(mapping, kind).get(key), where) for kind, key in KINDS.items()}
     return {kind: name for kind, name in names.items() if isinstance(name, str | list) and ":" in str(name)}
 
 
 def _section(mapping: Mapping[str, object], name: str) -> dict[str, object]:
-    """A section; a string stands for its name."""
+    """Returns a section; a string stands for a section with this name."""
     section = mapping.get(name)
     return section if isinstance(section, dict) else {"name": section}
 
 
 def dropped_options(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """The options of ``[model]`` that :func:`with_overrides` dropped, because another model is named."""
+    """Returns the options of ``[model]`` that :func:`with_overrides` dropped, because the model changed."""
     old, new = (mapping.get("model") for mapping in (before, after))
     if (
         not isinstance(old, Mapping)
@@ -163,7 +163,7 @@ def dropped_options(before: Mapping[str, object], after: Mapping[str, object]) -
 
 
 def _same_model(old: object, new: object) -> bool:
-    """Whether two names mean one model; a class of the user's own may be named with another path to its file."""
+    """Returns whether two names mean one model; paths to the file of the user's own class may differ."""
 
     def class_name(name: object) -> object:
         return name.rpartition(":")[2] if isinstance(name, str) and ":" in name else name
@@ -187,7 +187,7 @@ def _nested(where: str) -> ConfigError:
 
 
 def expand(value: object, where: str) -> Any:
-    """A copy with ``${NAME}`` in its strings, at any depth, taken from the environment.
+    """Returns a copy with ``${NAME}`` in strings, at any depth, replaced from the environment.
 
     Raises:
         ConfigError: a variable is not set.
@@ -202,7 +202,7 @@ def expand(value: object, where: str) -> Any:
 
 
 def variables_in(value: object) -> dict[str, str]:
-    """The variables of the environment that :func:`expand` would take, by name; those that are not set are left out."""
+    """Returns the environment variables that :func:`expand` would use, by name, without those that are not set."""
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         return {name: text for item in items for name, text in variables_in(item).items()}
@@ -217,15 +217,15 @@ def _environment(name: str, where: str) -> str:
 
 
 def apply_override(mapping: dict[str, object], assignment: str) -> None:
-    """Applies ``section.key=value`` in place; the value is read as TOML, else taken as a string.
+    """Applies ``section.key=value`` in place. The value is parsed as TOML, else taken as a string.
 
-    ``section={...}`` replaces a section whole; ``features.user.dim=8`` finds a table of ``[[features]]`` or ``[[tables]]`` by its name.
+    ``section={...}`` replaces a section. ``features.user.dim=8`` finds a table of ``[[features]]`` or ``[[tables]]`` by name.
     """
     _assign(mapping, *_parsed(assignment))
 
 
 def _parsed(assignment: str) -> tuple[str, object, str]:
-    """The key, the value and the words for errors of ``section.key=value``."""
+    """Returns key, value and error prefix of ``section.key=value``."""
     path, equals, text = assignment.partition("=")
     try:
         value = parse_toml(f"value = {text}")["value"]
@@ -234,7 +234,7 @@ def _parsed(assignment: str) -> tuple[str, object, str]:
         if bare := _BARE_LIST.fullmatch(value):
             quoted = json.dumps([item.strip() for item in bare[1].split(",")], ensure_ascii=False)
             raise ConfigError(
-                f"--set {assignment!r}: strings in a list need quotes, as --set '{path.strip()}={quoted}'"
+                f"--set {assignment!r}: strings in a list need quotes, for example --set '{path.strip()}={quoted}'"
             ) from None
     except RecursionError:
         raise _nested(f"--set {path.strip()}") from None
@@ -244,7 +244,7 @@ def _parsed(assignment: str) -> tuple[str, object, str]:
 def _assign(mapping: dict[str, object], path: str, value: object, where: str) -> None:
     keys = [key.strip() for key in path.split(".")]
     if not all(keys) or (len(keys) == 1 and not isinstance(value, dict | list)):
-        raise ConfigError(f"{where}: expected section.key=value, as in train.epochs=2")
+        raise ConfigError(f"{where}: expected section.key=value, for example train.epochs=2")
     target: Any = mapping
     for position, key in enumerate(keys[:-1]):
         if isinstance(target, list):
@@ -255,30 +255,30 @@ def _assign(mapping: dict[str, object], path: str, value: object, where: str) ->
             raise ConfigError(f"{where}: {'.'.join(keys[: position + 1])} is not a table of options")
     if isinstance(target, list):
         raise ConfigError(
-            f"{where}: {'.'.join(keys[:-1])} is a list; expected the name of one of its tables and a key, as"
+            f"{where}: {'.'.join(keys[:-1])} is a list; expected the name of a table and a key, for example"
             " features.user.dim=8"
         )
     target[keys[-1]] = value
 
 
 def _named(tables: list[object], name: str, where: str) -> dict[str, object]:
-    """The table of a list that has a name, as ``[[features]]`` have."""
+    """Returns the table with a name in a list such as ``[[features]]``."""
     names = [str(each["name"]) for each in tables if isinstance(each, dict) and "name" in each]
     if name not in names:
-        raise ConfigError(f"{where} has none that is named {name!r}{nearest(name, names)}")
+        raise ConfigError(f"{where} has no table named {name!r}{nearest(name, names)}")
     return next(each for each in tables if isinstance(each, dict) and each.get("name") == name)
 
 
 def build(cls: Any, value: object, where: str) -> Any:
     """Turns a plain value into ``cls`` by its type hints.
 
-    A class that inherits :class:`Redirecting` has hints about the options of other classes.
+    A subclass of :class:`Redirecting` has hints about the options of other classes.
 
     Args:
-        cls: a dataclass, or any type hint made of them and of plain types. A union of dataclasses is
-            told apart by their ``name`` (or ``kind``); a bare string stands for ``{name = string}``.
-        value: what TOML gave.
-        where: names the value in errors, as in ``config.toml: [train]``.
+        cls: a dataclass, or a type hint of dataclasses and plain types. ``name`` (or ``kind``) selects a member of a union
+            of dataclasses; a string stands for ``{name = string}``.
+        value: the value from TOML.
+        where: names the value in errors, for example ``config.toml: [train]``.
 
     Raises:
         ConfigError: an unknown key, a wrong type or a value that the class refuses.
@@ -286,7 +286,7 @@ def build(cls: Any, value: object, where: str) -> Any:
     if dataclasses.is_dataclass(cls):
         kind = typing.cast(type, cls)
         return value if isinstance(value, kind) else _build_dataclass(kind, value, where)
-    if typing.is_typeddict(cls):  # its keys are checked where they are read
+    if typing.is_typeddict(cls):  # keys are checked when they are read
         cls = Mapping[str, Any]
     origin, arguments = typing.get_origin(cls), typing.get_args(cls)
     if origin in (Union, types.UnionType):
@@ -319,10 +319,10 @@ def check_call(
     target: Any = function
     if (
         inspect.isclass(function) and function.__init__ is not object.__init__
-    ):  # early releases of Python 3.11 show the parameters of __new__
+    ):  # early Python 3.11 shows the parameters of __new__
         target, skip = function.__init__, skip + 1
     parameters, hints = inspect.signature(target).parameters, parameter_hints(target, extras=False)
-    known = dict.fromkeys(hints.keys() - {*parameters, "return"}, False)  # those that several classes share
+    known = dict.fromkeys(hints.keys() - {*parameters, "return"}, False)  # options that several classes share
     for parameter in list(parameters.values())[skip:]:
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             known[parameter.name] = parameter.default is parameter.empty
@@ -340,7 +340,7 @@ def check_call(
 
 @functools.cache
 def parameter_hints(function: Callable[..., object], *, extras: bool = True) -> dict[str, Any]:
-    """The type hints of a callable's parameters, with those of ``**options: Unpack[...]``; none that only a type checker can read."""
+    """Returns the type hints of a callable's parameters, with those of ``**options: Unpack[...]``, without type-checker-only hints."""
     try:
         hints = typing.get_type_hints(function, include_extras=extras)
     except (NameError, TypeError):
@@ -352,7 +352,7 @@ def parameter_hints(function: Callable[..., object], *, extras: bool = True) -> 
 
 
 def plain(value: object) -> Any:
-    """The inverse of :func:`build`: dataclasses to mappings, tuples to lists, ``None`` left out."""
+    """Inverts :func:`build`: dataclasses to mappings, tuples to lists, without ``None``."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         tag = _tag_key(type(value))
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -366,20 +366,20 @@ def plain(value: object) -> Any:
 
 @functools.cache
 def hints_of(cls: type[object]) -> dict[str, object]:
-    """The type hints of a class, with their annotations, which take as long to evaluate as a class to build."""
+    """Returns the type hints of a class, with annotations. Cached, because evaluating them is as slow as building a class."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
 @functools.cache
 def fields_of(cls: type) -> dict[str, bool]:
-    """The fields that a class takes, and whether each must be given."""
+    """Returns the fields that a class takes, and whether each one is required."""
     missing = dataclasses.MISSING
     init_fields = (f for f in dataclasses.fields(cls) if f.init)
     return {f.name: f.default is missing and f.default_factory is missing for f in init_fields}
 
 
 class Redirecting:
-    """Base of classes that know where options of other classes belong."""
+    """Base of classes with hints about options that belong to other classes."""
 
     __slots__ = ()
     misplaced_options: ClassVar[Mapping[str, str]] = {}
@@ -387,7 +387,7 @@ class Redirecting:
 
 
 def hint_for(cls: type, key: str, known: Iterable[str]) -> str:
-    """The end of an error for a key that a class does not have: its own word for it, else the nearest."""
+    """Returns the end of an error about an unknown key: the class's own hint, else the nearest key."""
     hint = cls.misplaced_options.get(key) if issubclass(cls, Redirecting) else None
     return f"; {hint}" if hint else nearest(key, known)
 
@@ -493,7 +493,7 @@ def _build_scalar(cls: object, value: object, where: str) -> object:
 
 @functools.cache
 def _tag_key(cls: type) -> str | None:
-    """``kind`` or ``name``, where the class or a base carries it as a class variable; else None."""
+    """Returns ``kind`` or ``name``, if the class or a base has it as a class variable; else None."""
     annotations = [vars(base).get("__annotations__", {}) for base in cls.__mro__]
     keys = ("kind", "name")
     return next((k for k in keys if any("ClassVar" in str(each.get(k)) for each in annotations)), None)

@@ -1,11 +1,11 @@
-"""Text that is no TOML: the end of the error, which says what was meant."""
+"""Hints for the end of errors about invalid TOML."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-_NO_CONFIG = "; expected a config in TOML, as girih init DATA > config.toml makes of data"
+_NO_CONFIG = "; expected a config in TOML, for example from girih init DATA > config.toml"
 _AT_LINE = re.compile(r"at line ([0-9]+)")
 _KEY, _BARE_STRING = re.compile(r"[\w.-]+"), re.compile(r"[A-Za-z_/~$*][^\s\"'\\]*")
 _DECLARED_TWICE = re.compile(r"Cannot declare \('(\w+)',\) twice")
@@ -13,12 +13,12 @@ _LISTED, _SHOWN_VALUE = ("features", "tables"), 200
 
 
 def no_config(file: Path) -> str:
-    """The end of an error about a file whose name is no config's; empty for others."""
+    """Returns a hint for a file whose name is not a config's; "" otherwise."""
     return "" if file.suffix.lower() == ".toml" else _NO_CONFIG
 
 
 def mend(file: Path, text: str, error: str) -> str:
-    """The end of an error about text that is no TOML, where it is plain what was meant."""
+    """Returns a hint for invalid TOML if the intention is clear; "" otherwise."""
     twice = _DECLARED_TWICE.match(error)
     if twice and twice[1] in _LISTED:
         return f"; several of them are written [[{twice[1]}]]"

@@ -15,21 +15,21 @@ from girih.errors import ConfigError, nearest
 
 DIRECTIONS = dict.fromkeys(("auc", "auprc", "gauc", "uauc"), 1)
 DIRECTIONS |= dict.fromkeys(("logloss", "normalized_entropy", "mae", "rmse"), -1)
-"""Metrics that every evaluation computes where they are defined: 1 if more is better, -1 if less is."""
+"""Metrics that every evaluation computes if they are defined: 1 if more is better, -1 if less is."""
 RECORDED = {*DIRECTIONS, "calibration", "num_examples", "step", "examples", "epoch", "split"}
-"""Values in records of evaluations. The others are metrics that only some runs have."""
+"""Names in records of evaluations. The others are metrics that only some runs have."""
 
 Steps = Annotated[int, Bounds(0)]
 
 
 class EarlyStopping(Options):
-    """Ends training once ``metric`` on the validation data did not improve ``patience`` + 1 times in a row.
+    """Ends training when ``metric`` on the validation data has not improved ``patience`` + 1 times in a row.
 
-    The best weights are kept: they are the final ones.
+    The best weights become the final ones.
 
     Attributes:
         metric: one of :data:`DIRECTIONS`, ``recall@k``, ``ndcg@k`` or ``mrr`` with the k of ``rank_at``, or one of ``metrics``.
-        mode: "max" if more is better, "min" if less is. Needed for a metric of your own only.
+        mode: "max" if more is better, "min" if less is. Only for your own metric.
     """
 
     owner = "early_stopping: "
@@ -45,27 +45,27 @@ class TrainOptions(Options):
 
     Attributes:
         epochs: passes over the training data.
-        max_steps: ends the run after so many steps, whatever the epoch; None for no such end.
-        seed: of initial rows, of the shuffling and of the model's own initial values.
+        max_steps: ends the run after this number of steps, regardless of the epoch; None means no limit.
+        seed: seed of initial rows, of shuffling and of the model's initial values.
         precision: "bfloat16" computes the dense half under autocast; parameters stay float32.
         dense_forward: "int8" computes the forward pass of linear layers with 8-bit integers, on CPUs; parameters, and the
             whole backward pass, stay float32 (HT §5.1, see :mod:`girih.dense.accel.int8`).
-        device: of the dense half: "cpu", "cuda" or "auto" (CUDA where there is one).
-        clip_norm: largest norm of all dense gradients together; rows' gradients are not clipped.
-        global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
-        compile: ``torch.compile`` for training steps of the dense half; evaluations are computed as they are.
-        on_nonfinite: "stop" ends the run at a NaN or infinite loss or gradient, "skip" refuses that step
-            whole (neither half moves) and counts it.
+        device: device of the dense half: "cpu", "cuda" or "auto" (CUDA if available).
+        clip_norm: maximum norm of all dense gradients together; gradients of rows are not clipped.
+        global_batch_norm: batch norm uses the moments of all trainers' examples in a step, not only this trainer's.
+        compile: uses ``torch.compile`` for training steps of the dense half, but not for evaluations.
+        on_nonfinite: "stop" ends the run at a NaN or infinite loss or gradient; "skip" refuses the whole step
+            (neither half moves) and counts it.
         lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
-        evaluate_every_steps: validate that often too, not only at the end of an epoch.
-        log_every_steps: how often a line goes to ``metrics.jsonl``; None: often at first, so that a short run has about twenty
-            lines, and every 50 steps later.
+        evaluate_every_steps: evaluates at this interval too, not only at the end of an epoch.
+        log_every_steps: steps per line of ``metrics.jsonl``; None: often at first, so that a short run has about twenty
+            lines, later every 50 steps.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
-        rank_at: the ks of recall@k and NDCG@k, within the groups of ``gauc_by``; MRR comes with them.
-        metrics: your own metrics, as ``"file.py:function"`` or ``"package.module:function"``, from Python also functions;
+        rank_at: the ks of recall@k and NDCG@k, within the groups of ``gauc_by``; adds MRR.
+        metrics: your own metrics, as ``"file.py:function"`` or ``"package.module:function"``; from Python also functions;
             see :mod:`girih.metrics.custom`.
-        progressive_validation: score each batch by the forward pass it is trained with, before its update; see ``ProgressiveScores``.
-        tensorboard: write scalars for TensorBoard into the run directory.
+        progressive_validation: scores each batch in its forward pass, before its update; see ``ProgressiveScores``.
+        tensorboard: writes scalars for TensorBoard into the run directory.
     """
 
     owner = "train: "
@@ -93,29 +93,29 @@ class TrainOptions(Options):
     def _check(self) -> None:
         if self.dense_forward == "int8" and self.precision != "float32":
             raise ConfigError(
-                f"dense_forward = 'int8' with precision = {self.precision!r}: expected precision = 'float32', in which the"
-                " rest of the network is computed; or leave dense_forward out"
+                f"dense_forward = 'int8' with precision = {self.precision!r}: expected precision = 'float32', which the"
+                " rest of the network needs; or leave dense_forward out"
             )
         if self.dense_forward == "int8" and self.compile:
             raise ConfigError(
-                "dense_forward = 'int8' with compile = true: what is compiled has products of its own; drop one of the two"
+                "dense_forward = 'int8' with compile = true: compiled layers use their own matrix products; drop one of the two"
             )
         if self.compile and self.global_batch_norm:
             raise ConfigError(
-                "train: compile = true: global_batch_norm has trainers send each other moments within the forward pass,"
-                " which is not compiled; drop one of the two"
+                "train: compile = true: with global_batch_norm, trainers exchange moments within the forward pass,"
+                " which cannot be compiled; drop one of the two"
             )
         if self.rank_at and self.gauc_by is None:
-            raise ConfigError("train: rank_at needs gauc_by, the feature whose ids are ranked within")
+            raise ConfigError("train: rank_at needs gauc_by, the feature that groups examples")
         if len(set(self.metric_names)) < len(self.metrics):
-            raise ConfigError(f"train: metrics: {', '.join(self.metric_names)}: expected no name twice")
+            raise ConfigError(f"train: metrics: {', '.join(self.metric_names)}: expected different names")
         for name, metric in self.watched.items():
             self._check_metric(name, metric)
         if self.early_stopping is not None:
             direction(self.early_stopping.metric, self.early_stopping.mode, "early_stopping")
 
     def _check_metric(self, where: str, metric: str) -> None:
-        """Refuses to watch a metric that no evaluation computes."""
+        """Refuses a metric that no evaluation computes."""
         ranked = [f"{kind}@{k}" for kind in ("recall", "ndcg") for k in self.rank_at]
         known = [*DIRECTIONS, *ranked, *(["mrr"] if self.rank_at else []), *self.metric_names]
         if metric in ("gauc", "uauc") and self.gauc_by is None:
@@ -123,26 +123,26 @@ class TrainOptions(Options):
         if metric not in known:
             hint = nearest(metric, known)
             if metric == "mrr" or metric.startswith(("recall@", "ndcg@")):
-                hint = "; rank_at lists the ks that are computed, and gauc_by names the feature that groups examples"
+                hint = "; rank_at lists the ks to compute, and gauc_by names the feature that groups examples"
             raise ConfigError(f"{where}: metric = {metric!r}: expected one of {', '.join(known)}{hint}")
 
     @property
     def metric_names(self) -> list[str]:
-        """The names of ``metrics``, in their order."""
+        """The names of ``metrics``, in order."""
         return [metric_name(metric) for metric in self.metrics]
 
     def with_functions(self, where: str = "options", directory: Path | None = None) -> TrainOptions:
-        """A copy in which all ``metrics`` are functions: those given by name are imported.
+        """Returns a copy in which all ``metrics`` are functions: imports those given by name.
 
         Args:
-            where: names the options in errors. directory: where relative paths start.
+            where: names the options in errors. directory: the base of relative paths.
 
         Raises:
-            ConfigError: no such file, module or function, or a file that fails to load.
+            ConfigError: the file, module or function does not exist, or a file fails to load.
         """
         where, functions = f"{where}: train.metrics", list(self.metrics)
         for place, metric in enumerate(self.metrics):
-            if isinstance(metric, str):  # alone, the function may have another name
+            if isinstance(metric, str):  # without this, the function may have another name
                 functions[place] = partial(
                     load_object(metric, where, directory, accepts=callable, expected="a function")
                 )
@@ -151,7 +151,7 @@ class TrainOptions(Options):
 
     @property
     def watched(self) -> dict[str, str]:
-        """Option → the metric of the first label that it looks at."""
+        """Option → the metric of the first label that it uses."""
         watched = {} if self.early_stopping is None else {"early_stopping": self.early_stopping.metric}
         if self.lr_schedule is not None and self.lr_schedule.get("name") == "ReduceLROnPlateau":
             watched["lr_schedule"] = str(self.lr_schedule.get("metric", "auc"))
@@ -159,16 +159,16 @@ class TrainOptions(Options):
 
     @property
     def needs_valid(self) -> str | None:
-        """The option that does nothing without validation data, if there is one."""
+        """The option that has no effect without validation data, if there is one."""
         name = next(iter(self.watched), None if self.evaluate_every_steps is None else "evaluate_every_steps")
         return "lr_schedule ReduceLROnPlateau" if name == "lr_schedule" else name
 
 
 def metric_name(metric: object) -> str:
-    """The name of a metric of the user's own: that of its function.
+    """Returns the name of a user's own metric: that of its function.
 
     Raises:
-        ConfigError: not a function, or one whose name girih uses itself.
+        ConfigError: not a function, or girih uses its name.
     """
     name = metric.rpartition(":")[2] if isinstance(metric, str) else str(getattr(metric, "__name__", ""))
     if not name.isidentifier() or name in {*RECORDED, "mrr"}:
@@ -179,14 +179,14 @@ def metric_name(metric: object) -> str:
 
 
 def direction(metric: str, mode: object, where: str) -> int:
-    """1 if more of a metric is better, -1 if less is.
+    """Returns 1 if more of a metric is better, -1 if less is.
 
     Args:
-        mode: "max", "min", or None for that of a built-in metric.
+        mode: "max", "min", or None for a built-in metric.
         where: names the option that watches the metric, in errors.
 
     Raises:
-        ConfigError: another mode than that of a built-in metric, or none for a metric of the user's own.
+        ConfigError: a mode that contradicts a built-in metric, or no mode for a user's own metric.
     """
     built_in = DIRECTIONS.get(metric, 1 if "@" in metric or metric == "mrr" else 0)
     sign = {"max": 1, "min": -1}.get(str(mode), built_in)
@@ -199,13 +199,13 @@ def direction(metric: str, mode: object, where: str) -> int:
 
 
 class MetricsOptions(Options):
-    """Options of metrics for Prometheus, which each process of a run serves at a port of its own.
+    """Options of metrics for Prometheus. Each process of a run serves them on its own port.
 
     Attributes:
-        port: each process takes the first free port from this one on, or any with 0; None serves none.
-        bind: the address of this host at which they are served. Whoever reaches it reads them: nothing is asked of callers.
-        targets: directory in which each process says in a file where it serves, for Prometheus's ``file_sd_configs``; None
-            takes ``targets`` in the run directory.
+        port: each process takes the first free port from this one on; 0 takes any; None serves none.
+        bind: the address of this host to serve at. There is no authentication: anyone who reaches it can read the metrics.
+        targets: directory for files that list the addresses, for Prometheus's ``file_sd_configs``; None means ``targets`` in
+            the run directory.
     """
 
     owner = "metrics: "
@@ -217,28 +217,28 @@ class MetricsOptions(Options):
     def _check(self) -> None:
         if not self.bind or self.bind in ("*", "0.0.0.0", "::"):
             raise ConfigError(
-                f"metrics: bind = {self.bind!r}: expected one address of this host, as 127.0.0.1"
+                f"metrics: bind = {self.bind!r}: expected one address of this host, for example 127.0.0.1"
             )
         if self.targets == "":
             raise ConfigError("metrics: targets = '': expected a directory")
 
     def below(self, directory: Path) -> MetricsOptions:
-        """The options with paths that hold from anywhere; relative ones start at ``directory``."""
+        """Returns the options with absolute paths; relative ones start at ``directory``."""
         return self if self.targets is None else replace(self, targets=str(directory / self.targets))
 
 
 class ScheduleOptions(Options):
-    """Packing, interleaving and prefetching; each changes when work is done, and not what is learnt.
+    """Packing, interleaving and prefetching. They change the order of work, not the results.
 
     Attributes:
-        packing: tables of equal row layout share one operation (D-packing, PICASSO §III-B); False has one for each table.
+        packing: tables of equal row layout share one operation (D-packing, PICASSO §III-B); False: one operation per table.
         micro_batches: parts into which each batch is cut (D-interleaving, PICASSO §III-C); "auto" by Eq. 2.
-        micro_batches_from: the layer from which on they are cut: "embedding", or "mlp", which bounds the memory of
-            activations alone.
+        micro_batches_from: the layer from which batches are cut: "embedding", or "mlp", which only reduces the memory of
+            activations.
         interleaving_groups: sets of embedding groups that follow each other (K-interleaving, PICASSO §III-C); "auto" by
             Eq. 3.
-        excluded: features whose embedding groups run ahead of the interleaving groups.
-        prefetch: what depends on ids alone is done for the next batch beside this one's compute.
+        excluded: features whose embedding groups run before the interleaving groups.
+        prefetch: prepares the ids of the next batch while this batch is computed.
     """
 
     owner = "schedule: "

@@ -1,4 +1,4 @@
-"""Classes and functions of the user's own, by ``path/to/file.py:Class`` or ``package.module:Class``."""
+"""Loads the user's own classes and functions from ``path/to/file.py:Class`` or ``package.module:Class``."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from girih.files.sealed import parse
 from girih.files.whole import make_private, write_whole
 
 _BESIDE = set[str]()
-"""Directories that this process alone searches for modules."""
+"""Directories that only this process searches for modules."""
 _NOT_SEARCHED = set[Path]()
-"""Run directories, which hold data: nothing is imported from there that nobody names by its path."""
+"""Run directories, which hold data: nothing is imported from them unless its path is given."""
 
 
 def never_search(*directories: Path) -> None:
-    """Keeps directories of runs off the import path."""
+    """Keeps run directories off the import path."""
     _NOT_SEARCHED.update(directory.resolve() for directory in directories)
 
 
 def naming(model: str | None) -> list[str]:
-    """The overrides by which an option ``--model`` names the class of a config's model."""
+    """Returns the overrides for an option ``--model``, which names the class of a config's model."""
     return [] if model is None else [f"model.name={json.dumps(reference(model), ensure_ascii=False)}"]
 
 
 def reference(name: str) -> str:
-    """The name of a class as the user gave it, with a path that holds from anywhere.
+    """Returns the name of a class as given by the user, with an absolute path.
 
     Raises:
-        ConfigError: it names no class.
+        ConfigError: the name is not that of a class.
     """
     source, _, class_name = name.rpartition(":")
     if not source or not class_name:
@@ -53,10 +53,10 @@ def reference(name: str) -> str:
 
 
 def files_of(name: str, directory: Path) -> list[Path]:
-    """The files that are imported for a class, links resolved: a file, or a module and its packages. Nothing is imported.
+    """Returns the files that are imported for a class, with links resolved: a file, or a module and its packages. Imports nothing.
 
     Raises:
-        ModuleNotFoundError: no such module.
+        ModuleNotFoundError: there is no such module.
     """
     source = name.rpartition(":")[0]
     if source.endswith(".py"):
@@ -74,7 +74,7 @@ def files_of(name: str, directory: Path) -> list[Path]:
 
 
 def _specs(module: str, path: list[str], *, within: bool = False) -> Iterator[ModuleSpec | None]:
-    """The answer of each finder for a module. Nothing is imported.
+    """Returns the answer of each finder for a module. Imports nothing.
 
     Args:
         within: whether the path is that of a package.
@@ -86,18 +86,17 @@ def _specs(module: str, path: list[str], *, within: bool = False) -> Iterator[Mo
 def load_object(
     name: str, where: str, directory: Path | None = None, *, accepts: Callable[[object], bool], expected: str
 ) -> Any:
-    """The class or function that ``file.py:Class`` or ``package.module:Class`` names.
+    """Loads the class or function that ``file.py:Class`` or ``package.module:Class`` names.
 
-    The file runs as ``python file.py`` would: with its own directory on the import path, at its end.
+    The file runs the same as in ``python file.py``, but its directory is at the end of the import path.
 
     Args:
-        where: names the option in errors, as in ``config.toml: [model].name``.
-        directory: what a relative path is relative to, and where packages are looked for too, before the working
-            directory.
-        accepts: whether a value is what is wanted; expected: says what that is.
+        where: names the option in errors, for example ``config.toml: [model].name``.
+        directory: the base of relative paths. Packages are searched there too, before the working directory.
+        accepts: returns whether a value is acceptable; expected: describes acceptable values, for errors.
 
     Raises:
-        ConfigError: no such file, module or name, one that fails to load, or not what is expected.
+        ConfigError: the file, module or name does not exist, fails to load, or is not the expected kind.
     """
     source, _, class_name = name.rpartition(":")
     where = f"{where} = {name!r}"
@@ -121,7 +120,7 @@ def load_object(
 
 
 def blame(error: Exception, file: str | None = None) -> str:
-    """One line about an error in the user's code: type, text, and the last line of ``file`` on the way."""
+    """Returns one line about an error in the user's code: type, text, and the last line of ``file`` in the traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {text}"
@@ -136,7 +135,7 @@ def _from_file(path: Path, where: str) -> ModuleType:
     file = path.resolve()
     if not file.is_file():
         raise ConfigError(f"{where}: no such file: {path}")
-    # a name of its own, so that two files model.py of two directories do not meet in sys.modules
+    # unique names, so that two files model.py of two directories do not collide in sys.modules
     name = f"{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -159,7 +158,7 @@ def _from_package(source: str, where: str, directory: Path | None) -> ModuleType
         return importlib.import_module(source)
     except ModuleNotFoundError as error:
         if error.name and (source == error.name or source.startswith(f"{error.name}.")):
-            hint = "; a file is named with its ending, as in models.py:Class" if "/" in source else ""
+            hint = "; name a file with its ending, for example models.py:Class" if "/" in source else ""
             raise ConfigError(f"{where}: no module {source!r} on the import path{hint}") from None
         raise ConfigError(f"{where}: {source} failed to load: {blame(error)}") from error
     except Exception as error:
@@ -167,13 +166,13 @@ def _from_package(source: str, where: str, directory: Path | None) -> ModuleType
 
 
 def is_found_by_others(module: str) -> bool:
-    """Whether the processes that girih starts find a top-level module, which they do not where it lies beside a config alone."""
+    """Returns whether the processes that girih starts find a top-level module. They do not if it is only next to a config."""
     path = [each for each in sys.path if each not in _BESIDE or each == os.getcwd()]
     return any(each is not None for each in _specs(module, path))
 
 
 def _searched(directory: Path | None) -> list[Path]:
-    """Directories where packages are looked for, after the import path: processes that girih starts do not have them in front."""
+    """Returns directories to search for packages after the import path, since started processes do not have them in front."""
     return [each for each in ((directory or Path()).resolve(), Path.cwd()) if _may_search(each)]
 
 
@@ -189,13 +188,13 @@ def _search(directory: Path) -> None:
 
 RECORD = "classes.json"
 KINDS = {"model": "name", "strategy": "name", "train": "metrics"}
-"""Sections that may name a class, or functions in a list, and the key that does."""
+"""Sections that may name a class, or functions in a list, and the key for it."""
 _SOURCES = {
     "model": ("class", "--model file.py:Class"),
     "strategy": ("class", "--set strategy.name=file.py:Class"),
     "train": ("function", "--set 'train.metrics=[\"file.py:function\"]' to girih train, or delete the key"),
 }
-"""The noun for a name of each kind, and the command's option that gives it."""
+"""The noun for a name of each kind, and the command's option that gives the name."""
 _KEY_BYTES = 32
 _SIGNS = (
     ".lock", "checkpoints", RECORD, "metrics.jsonl", "plan.json", "processes.json", "summary.json",
@@ -204,12 +203,12 @@ _SIGNS = (
 
 
 def run_of(config: Path, run: Path | None) -> Path | None:
-    """The run directory that holds a config file.
+    """Returns the run directory that holds a config file.
 
     Args:
-        run: a directory that is one, whatever it holds.
+        run: a directory that counts as a run directory regardless of its content.
     """
-    for directory in (config.parent.resolve(), config.resolve().parent):  # which differ if the file is a link
+    for directory in (config.parent.resolve(), config.resolve().parent):  # differ if the file is a link
         is_run = run is not None and directory == run.resolve()
         if is_run or sum((directory / name).exists() for name in _SIGNS) > 1:
             return directory
@@ -217,10 +216,10 @@ def run_of(config: Path, run: Path | None) -> Path | None:
 
 
 def record_classes(run: Path, classes: Mapping[str, str | list[str]], directory: Path) -> None:
-    """Notes in a run directory which classes its config may name; notes nothing if there is no key.
+    """Records in a run directory the classes that its config may name; without a key, records nothing.
 
     Args:
-        classes: names by kind, a key of :data:`KINDS`. directory: where relative paths start.
+        classes: names by kind, a key of :data:`KINDS`. directory: the base of relative paths.
     """
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
         key = _key()
@@ -229,13 +228,13 @@ def record_classes(run: Path, classes: Mapping[str, str | list[str]], directory:
 
 
 def check_class(kind: str, name: str | list[str], config: Path, run: Path) -> None:
-    """Refuses a class, or functions, that the config of a run names, unless the user's config named it.
+    """Refuses a class or functions that the config of a run names, unless the user's own config named them.
 
     Args:
-        config: the file, whose directory relative paths start from.
+        config: the file, whose directory is the base of relative paths.
 
     Raises:
-        ConfigError: it is in the run directory, or there is no record by this user.
+        ConfigError: the class's file is in the run directory, or this user has no record of it.
     """
     directory = config.resolve().parent
     try:
@@ -284,7 +283,7 @@ def _key() -> bytes:
         status, key = os.fstat(file.fileno()), file.read()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(
-            f"{path}: mode {stat.S_IMODE(status.st_mode):o} of user {status.st_uid}; expected 600, and you alone"
+            f"{path}: mode {stat.S_IMODE(status.st_mode):o} of user {status.st_uid}; expected mode 600, owned by you"
         )
     if len(key) != _KEY_BYTES:
         raise PermissionError(f"{path}: {len(key)} bytes, expected {_KEY_BYTES}; delete it")

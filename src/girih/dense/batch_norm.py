@@ -1,7 +1,7 @@
-"""Batch norm over the examples of all trainers, put on a model from outside.
+"""Batch norm over the examples of all trainers, without changes to the model.
 
-"Global BN" of Chen et al., "A simple framework for contrastive learning of visual representations" (ICML 2020), §2.2,
-which PICASSO's discussion (§IV) asks for where batches are very large. ``nn.SyncBatchNorm`` works on GPUs alone.
+This is "Global BN" of Chen et al., "A simple framework for contrastive learning of visual representations" (ICML
+2020), §2.2. PICASSO's discussion (§IV) asks for it if batches are very large. ``nn.SyncBatchNorm`` only works on GPUs.
 
 Shapes: B examples of this rank, C channels, R ranks; an input may have more dimensions after [B, C].
 """
@@ -37,15 +37,15 @@ class _BatchNorm(NamedTuple):
 
 
 class GlobalBatchNorm(TorchFunctionMode):
-    """While entered, ``torch.nn.functional.batch_norm`` in training takes the moments of all ranks' examples.
+    """While entered, ``torch.nn.functional.batch_norm`` in training uses the moments of all ranks' examples.
 
-    A mode reaches users' own ``nn.BatchNorm1d`` as it is (decision 0006). All ranks run the same layers in the same
-    order, forward and backward. A step of one example in all is normalised by the running moments.
+    A mode also works with users' ``nn.BatchNorm1d`` layers (decision 0006). All ranks must run the same layers in the
+    same order, forward and backward. If the step has one example in total, the running moments normalize it.
 
     Args:
-        counted: whether this rank's examples count. Where they stand in for an empty share they do not: they change no
-            moment and get gradients of 0.
-        stats: where bytes sent are counted.
+        counted: whether this rank's examples count. If an example only replaces an empty share, it changes no moment
+            and gets gradients of 0.
+        stats: counts the bytes sent.
     """
 
     def __init__(self, ranks: TrainerGroup, stats: Stats, *, counted: bool = True) -> None:
@@ -60,7 +60,7 @@ class GlobalBatchNorm(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is lacks_variance:
-            return False  # whether the step's examples do is known in batch_norm alone
+            return False  # only batch_norm knows whether the step's examples lack variance
         if func is F.batch_norm:
             return self._batch_norm(_BatchNorm(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
@@ -76,7 +76,7 @@ class GlobalBatchNorm(TorchFunctionMode):
                     unbiased = variance * (count / (count - 1))
                     running_var.lerp_(unbiased.to(running_var.dtype), call.momentum)
                 if torch.is_grad_enabled() and not input.requires_grad:
-                    input = input.detach().requires_grad_()  # all ranks take part in what is summed backward
+                    input = input.detach().requires_grad_()  # all ranks take part in the backward sums
                 scale = (variance + call.eps).rsqrt()
                 way = self._sum, count, self._counted
                 output: Tensor = _Normalized.apply(input, call.weight, call.bias, mean, scale, way)  # type: ignore[no-untyped-call]
@@ -88,11 +88,11 @@ class GlobalBatchNorm(TorchFunctionMode):
         return F.batch_norm(*call._replace(training=False))
 
     def _moments(self, input: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Mean and variance (biased) of all ranks' examples, [C] each, and their number per channel.
+        """Mean and variance (biased) of all ranks' examples, [C] each, and the number of values per channel.
 
-        Each rank sends its number, mean and squared deviations from that mean. They are combined by Chan, Golub and
-        LeVeque, "Algorithms for computing the sample variance" (1983), eq. 1.5. A difference of means of squares
-        would lose what a mean far from 0 leaves of float32.
+        Each rank sends its number of values, their mean, and the sum of squared deviations from this mean. The moments
+        are combined by Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983), eq. 1.5. The
+        mean of squares minus the square of the mean would lose precision in float32 if the mean is far from 0.
         """
         values, channels = _at_least_float32(input), input.shape[1]
         local = values.new_zeros(1 + 2 * channels)
@@ -123,7 +123,7 @@ class _NormalizedContext(Context, Protocol):
 
 
 class _Normalized(torch.autograd.Function):
-    """(x − mean) · scale · weight + bias, where mean and scale are functions of x on all ranks."""
+    """(x − mean) · scale · weight + bias. Mean and scale are functions of x on all ranks."""
 
     @staticmethod
     def forward(
@@ -138,7 +138,7 @@ class _Normalized(torch.autograd.Function):
         normal = (_at_least_float32(input) - _shaped(mean, input)).mul_(_shaped(scale, input))
         ctx.save_for_backward(normal, weight, scale)
         ctx.way, ctx.dtype = way, input.dtype
-        # a new tensor in any case: the next layer may work in place
+        # always a new tensor, because the next layer may work in place
         output = normal.clone() if weight is None else normal * _shaped(weight, normal)
         if bias is not None:
             output += _shaped(bias, normal)
@@ -149,9 +149,9 @@ class _Normalized(torch.autograd.Function):
     def backward(
         ctx: _NormalizedContext, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
-        """Ioffe and Szegedy, "Batch normalization" (2015), §3: the sums over the batch are those over all ranks.
+        """Gradients of Ioffe and Szegedy, "Batch normalization" (2015), §3, with sums over the batches of all ranks.
 
-        Those of weight and bias stay this rank's, to be summed with the other parameters'.
+        The gradients of weight and bias stay local. They are summed later with those of other parameters.
         """
         normal, weight, scale = ctx.saved_tensors
         sum_over_ranks, count, counted = ctx.way
@@ -179,7 +179,7 @@ def _at_least_float32(values: Tensor) -> Tensor:
 
 
 def _others(values: Tensor) -> list[int]:
-    """All dimensions but that of the channels."""
+    """All dimensions except the channels."""
     return [0, *range(2, values.dim())]
 
 

@@ -1,7 +1,8 @@
 """The dense half: it owns the parameters.
 
-A half keeps no state about a batch: gradients lie on the handle that :meth:`DenseHalf.compute` returned, so several
-batches may be in flight. The outcome of a step is its loss, or the reason of its refusal. On a GPU the host learns it one step later.
+A half keeps no state about a batch. :meth:`DenseHalf.compute` returns a handle that holds the gradients, so several
+batches may be in flight. The outcome of a step is its loss, or the reason of its refusal. On a GPU, the host learns
+the outcome one step later.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from girih.telemetry.stats import Stats, StatsSnapshot
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """The facts of a step that is done.
+    """The facts of a finished step.
 
     Attributes:
-        loss: its mean loss, over all trainers.
+        loss: the mean loss over all trainers.
         refused: why nothing was applied, or None.
-        counters: those of the sparse half as they were after the step; None where the half is to be asked.
+        counters: the counters of the sparse half after the step; None if the caller must ask the sparse half.
     """
 
     loss: float
@@ -45,14 +46,14 @@ class StepFacts:
 
 
 class _Fetched(NamedTuple):
-    """Tensors on the host, by name, there once the event has passed; None: at once."""
+    """Tensors on the host, by name. They are valid after the event, or at once if the event is None."""
 
     tensors: Mapping[str, Tensor]
     event: Any
 
     @classmethod
     def of(cls, device: torch.device, **tensors: Tensor) -> Self:
-        """Begins to copy tensors of a device, and waits for nothing."""
+        """Starts copying tensors of a device to the host, without waiting."""
         if device.type == "cpu":
             return cls(tensors, None)
         copies = {
@@ -65,13 +66,14 @@ class _Fetched(NamedTuple):
 
 
 class Outcome:
-    """The outcome of a step, which may be on its way to the host.
+    """The outcome of a step, which may still be on its way to the host.
 
     Args:
         facts: the facts, if the host knows them.
-        numbers: else float64[K], on a device.
-        read: the K numbers on the host → the facts; asked once, in the order of steps.
-        together: trainers ask for it at the same step, since they go on alike: it is not known until they do.
+        numbers: otherwise float64[K], on a device.
+        read: makes the facts from the K numbers on the host; called once, in the order of steps.
+        together: trainers ask for the outcome at the same step, because they must take the same decision. It counts as
+            unknown until then.
     """
 
     def __init__(
@@ -86,20 +88,20 @@ class Outcome:
         self._fetched = None if numbers is None else _Fetched.of(numbers.device, numbers=numbers)
 
     def known(self) -> bool:
-        """Whether :meth:`facts` waits for nothing; without a GPU, once it was asked for."""
+        """Returns whether :meth:`facts` returns without waiting. Without a GPU: whether it was called before."""
         event = None if self._fetched is None else self._fetched.event
         if self._facts is not None or event is None or self._together:
             return self._facts is not None
         return bool(event.query())
 
     def facts(self) -> StepFacts:
-        """Waits until they are known."""
+        """Waits for the facts and returns them."""
         if self._facts is None:
             if self._fetched is None or self._read is None:
                 raise LookupError("an outcome is read once")
             if self._fetched.event is not None:
                 self._fetched.event.synchronize()
-            read, self._read = self._read, None  # lets go of what it held
+            read, self._read = self._read, None  # releases what the function refers to
             self._facts = read(self._fetched.tensors["numbers"].tolist())
         return self._facts
 
@@ -108,7 +110,7 @@ class ScoredSteps:
     """Counts the logits of every training step.
 
     Attributes:
-        scores: what they are counted in.
+        scores: the scores that receive the logits.
     """
 
     def __init__(self, scores: ProgressiveScores) -> None:
@@ -136,7 +138,7 @@ class ScoredSteps:
                     return
 
     def settle(self) -> None:
-        """Returns when all are counted."""
+        """Returns when all logits are counted."""
         with self._lock:
             while self._under_way:
                 fetched = self._under_way.popleft()
@@ -152,17 +154,17 @@ class Computed(Protocol):
     """Loss and gradients of one batch, or of several micro-batches.
 
     Attributes:
-        vote: the vote on the step, as far as this half knows it.
+        vote: this half's vote on the step.
     """
 
     @property
     def vote(self) -> Vote: ...
 
     def apply(self, vote: Vote) -> Outcome:
-        """Moves the parameters by these gradients. A step that is refused moves nothing, buffers of the forward pass included.
+        """Moves the parameters by these gradients. A refused step moves neither parameters nor buffers.
 
         Args:
-            vote: cast by the sparse half.
+            vote: the vote of the sparse half.
         """
         ...
 
@@ -171,7 +173,7 @@ class DenseHalf(SavedParameters, Protocol):
     """Owns the parameters.
 
     Attributes:
-        optimizer: the one whose learning rate a schedule moves; None if there is none.
+        optimizer: the optimizer whose learning rate a schedule changes; None if there is none.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -179,21 +181,21 @@ class DenseHalf(SavedParameters, Protocol):
     def compute(
         self, batch: Batch, embeddings: Embeddings, onto: Any = None, *, last: bool = True
     ) -> Computed:
-        """Forward, loss, backward; the embeddings collect their gradients.
+        """Runs forward pass, loss and backward pass. The embeddings collect their gradients.
 
         Args:
-            onto: what the micro-batch of the same batch before this one returned: gradients and loss are added to it.
-            last: whether no other micro-batch of the batch follows. What the trainers tell each other of a step, they tell
-                with the last, once; what an earlier one returns is good for ``onto`` alone.
+            onto: the result for the previous micro-batch of the same batch; gradients and loss are added to it.
+            last: whether this is the last micro-batch of the batch. Trainers communicate about a step once, with its
+                last micro-batch. The result for an earlier micro-batch may only be passed as ``onto``.
         """
         ...
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """Logits, float32[B, T], of the parameters as they are."""
+        """Logits, float32[B, T], of the current parameters."""
         ...
 
     def sync(self) -> None:
-        """Returns when everything that this trainer sent is applied, with the newest parameters here."""
+        """Returns when everything that this trainer sent is applied and it has the newest parameters."""
         ...
 
     def stats(self) -> Mapping[str, int]:
@@ -201,35 +203,36 @@ class DenseHalf(SavedParameters, Protocol):
         ...
 
     def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
-        """Title of each process behind this half → its ``Stats.snapshot``; empty but on rank 0."""
+        """Maps the title of each process behind this half to its ``Stats.snapshot``. Empty except on rank 0."""
         ...
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases its resources."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
-    """A model and how it learns.
+    """A model and its training options.
 
     Attributes:
         module: ``forward(numeric, embeddings) -> logits``.
-        optimizer: makes the optimizer of the module's parameters; a module without any has none.
-        precision: "bfloat16" computes the forward and backward pass under autocast; parameters, their gradients
-            and the optimizer stay float32.
-        forward: "int8" computes the forward pass of linear layers with 8-bit integers, training and evaluating, on CPUs.
-        on_nonfinite: "skip" has trainers agree on every step before one of them moves anything; where the run ends
-            at a refused step ("stop"), a half may have them learn of it later.
-        clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None clips nothing.
-        global_batch_norm: batch norm takes the moments of all trainers' examples of a step, not of each trainer's own.
+        optimizer: makes the optimizer of the module's parameters; a module without parameters has no optimizer.
+        precision: "bfloat16" computes the forward and backward pass under autocast; parameters, their gradients and
+            the optimizer stay float32.
+        forward: "int8" computes the forward pass of linear layers with 8-bit integers, in training and evaluation, on
+            CPUs.
+        on_nonfinite: with "skip", trainers agree on every step before any trainer moves anything. With "stop", the run
+            ends at a refused step, and trainers may learn of the refusal later.
+        clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None disables clipping.
+        global_batch_norm: batch norm uses the moments of all trainers' examples of a step, not of each trainer alone.
         compile: torch compiles forward and backward passes of training steps.
-        stats: where spans and bytes sent are counted.
-        losses: of each label, where the model has no loss of its own; bce for all where it is empty.
+        stats: counts spans and bytes sent.
+        losses: the loss of each label, for models without a loss method; empty means bce for all labels.
         huber_delta: the error from which Huber's loss grows linearly.
-        scored: takes the logits of training steps; None where nobody wants them.
-        deferred: the host learns the outcome of a step one step later. Needs ``on_nonfinite`` = "stop", because the number of
-            the next update does not depend on it then.
+        scored: receives the logits of training steps; None if they are not needed.
+        deferred: the host learns the outcome of a step one step later. Needs ``on_nonfinite`` = "stop", because then
+            the number of the next update does not depend on the outcome.
     """
 
     module: nn.Module
@@ -248,5 +251,5 @@ class DenseSpec:
     deferred: bool = False
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """While entered, this thread's forward passes compute as the specification says."""
+        """While entered, this thread's forward passes use the specified arithmetic."""
         return arithmetic(self.device, precision=self.precision, forward=self.forward)

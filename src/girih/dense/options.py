@@ -1,4 +1,4 @@
-"""Learning of dense parameters: ``[dense_optimizer]`` and learning rate schedules, by torch's own names, and LAMB; parameters as one run of numbers."""
+"""Optimizers of dense parameters and learning rate schedules, by torch's names. Also defines LAMB."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from girih.errors import ConfigError, WireError, nearest
 class Lamb(torch.optim.Optimizer):
     """LAMB with φ(z) = z: x ← x − lr · ‖x‖ / ‖u‖ · u, where u = m̂ / (√v̂ + eps) + weight_decay · x.
 
-    m̂ and v̂ are Adam's moments, bias-corrected. The norms are of one parameter at a time; where one of them is 0, as that
-    of a bias which begins at 0, their ratio is 1.
+    m̂ and v̂ are Adam's moments, bias-corrected. Each norm is over one parameter. If a norm is 0, the ratio is 1. For
+    example, the norm of a bias that starts at 0 is 0.
 
     Args:
-        params, lr, betas, eps, weight_decay: as torch.optim.AdamW has them.
+        params, lr, betas, eps, weight_decay: the same as in torch.optim.AdamW.
 
     Attributes:
-        whole_squares: turns squared norms of parts of parameters, float64[n, 2], into those of the whole parameters, where
-            trainers have parts; None where all are whole.
+        whole_squares: turns squared norms of parts of parameters, float64[n, 2], into squared norms of the whole
+            parameters, for trainers that own parts; None if all parameters are whole.
 
     Raises:
         ValueError: an option out of range.
@@ -52,7 +52,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of all parameters that have a gradient; returns what ``closure`` returned, if there is one."""
+        """Takes one step of all parameters that have a gradient. Returns the result of ``closure``, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -72,7 +72,7 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
-        """u, after the moments took the gradient in."""
+        """Adds the gradient to the moments and returns u."""
         state, gradient = self.state[parameter], parameter.grad
         if not state:
             state["step"] = torch.zeros(())
@@ -105,16 +105,16 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-FUSED = ("sgd", "adagrad", "adam", "adamw")  # torch has one kernel for the whole step
+FUSED = ("sgd", "adagrad", "adam", "adamw")  # torch has one fused kernel for the whole step
 GRAPH_ONLY = ("capturable", "differentiable")
 
 
 def optimizer_factory(
     options: Mapping[str, object] | str, where: str = "[dense_optimizer]"
 ) -> OptimizerFactory:
-    """``{"name": "adam", "lr": 1e-3}`` to a function of parameters.
+    """Returns a function that makes an optimizer from parameters, for options like ``{"name": "adam", "lr": 1e-3}``.
 
-    Options are those of ``torch.optim``, or of :class:`Lamb`.
+    Options are the arguments of the class in ``torch.optim``, or of :class:`Lamb`.
 
     Raises:
         ConfigError: an unknown name or option, or a value that the optimizer refuses.
@@ -137,7 +137,7 @@ def optimizer_factory(
     if "betas" in checked:
         checked["betas"] = tuple(checked["betas"])
     try:
-        cls([Parameter(torch.zeros(1))], **checked)  # values are checked only when it is called
+        cls([Parameter(torch.zeros(1))], **checked)  # the optimizer checks values only when it is created
     except (TypeError, ValueError, RuntimeError) as error:
         title = "Lamb" if cls is Lamb else f"torch.optim.{cls.__name__}"
         raise ConfigError(f"{where}: {title} refuses these options: {error}") from None
@@ -149,9 +149,12 @@ def optimizer_factory(
 def _fused(
     cls: Callable[..., torch.optim.Optimizer], options: Mapping[str, object], parameters: Iterable[Parameter]
 ) -> torch.optim.Optimizer:
-    """Left to itself, torch steps through the parameters on CPUs one by one, and everywhere operator by operator."""
+    """Makes an optimizer with torch's fused kernel if possible.
+
+    By default, torch loops over the parameters on CPUs, and launches one operator after the other on any device.
+    """
     parameters = list(parameters)
-    # an older torch has none of Adagrad for GPUs
+    # older versions of torch have no fused Adagrad for GPUs
     on_gpu = cls is not torch.optim.Adagrad or _has_kernel("aten::_fused_adagrad_", "CUDA")
     devices = ("cpu", "cuda") if on_gpu else ("cpu",)
     if all(p.device.type in devices and p.dtype == torch.float32 for p in parameters):
@@ -160,7 +163,7 @@ def _fused(
 
 
 def schedule_class(name: str, where: str) -> type[torch.optim.lr_scheduler.LRScheduler]:
-    """A class of ``torch.optim.lr_scheduler`` by its name.
+    """Returns the class of ``torch.optim.lr_scheduler`` with this name.
 
     Raises:
         ConfigError: torch has no such scheduler.
@@ -180,10 +183,10 @@ def schedule_class(name: str, where: str) -> type[torch.optim.lr_scheduler.LRSch
 
 
 def spread_over(tensors: Iterable[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields tensors, each with its numbers among those of all together.
+    """Yields each tensor with its part of ``flat``, which holds the numbers of all tensors in order.
 
     Raises:
-        WireError: there are more or fewer numbers; raised before the first tensor.
+        WireError: ``flat`` has too many or too few numbers; raised before the first tensor.
     """
     tensors, begin = list(tensors), 0
     if (expected := sum(tensor.numel() for tensor in tensors)) != flat.numel():

@@ -1,8 +1,9 @@
-"""Partial results of all trainers become whole, and their gradients find the way back (DES, Algorithm 1).
+"""Exchanges partial results between trainers and returns their gradients (DES, Algorithm 1).
 
-Everybody gets the whole of all examples ("replicated": one AllReduce forward, nothing back), or each the whole of its
-own examples ("split": a reduce-scatter forward, an all-gather of the gradients back). Reduce-scatter is an AllToAll
-and a sum here, since gloo's own sends as many bytes as its AllReduce.
+Either each trainer gets the totals of all examples ("replicated": one AllReduce in the forward pass, nothing in the
+backward pass). Or each trainer gets the totals of its own examples ("split": a reduce-scatter in the forward pass, an
+all-gather of the gradients in the backward pass). Reduce-scatter is an AllToAll and a sum here, because gloo's
+reduce-scatter sends as many bytes as its AllReduce.
 
 Shapes: B examples, b of them this trainer's, W columns, w of them this trainer's, R trainers.
 """
@@ -27,8 +28,8 @@ class Aggregation:
     """Exchange of partial results between trainers.
 
     Args:
-        half: partial results, and with "split" their gradients, travel as bfloat16; sums are float32's all the same.
-        stats: where time and bytes sent are counted.
+        half: partial results travel as bfloat16, and with "split" also their gradients. Sums are float32 in any case.
+        stats: counts time and bytes sent.
     """
 
     def __init__(self, ranks: TrainerGroup, stats: Stats, *, half: bool = False) -> None:
@@ -36,24 +37,24 @@ class Aggregation:
         self.dtype = torch.bfloat16 if half else torch.float32
 
     def summed(self, partial: Tensor, *, split: bool, polls_stop: bool = False) -> Tensor:
-        """float32[B, W], each trainer's own, to their sum: float32[B, W], or with ``split`` float32[b, W].
+        """Sums partial results, float32[B, W], over trainers: float32[B, W], or with ``split`` float32[b, W].
 
         Args:
-            polls_stop: whether requests to stop travel along; not with ``split``, nor as bfloat16.
+            polls_stop: whether requests to stop travel with the partial results. Needs float32, and no ``split``.
         """
         num_examples = len(partial)
-        if split:  # the gradients of the others' examples are theirs to tell
+        if split:  # each trainer only has the gradients of its share
             return _crossed(partial, self._sum_share, lambda gradient: self._gather(gradient, num_examples))
-        # each has the whole gradient
+        # each trainer has the whole gradient
         return _crossed(
             partial, lambda values: self._sum_all(values, polls_stop=polls_stop), lambda gradient: gradient
         )
 
     def joined(self, columns: Tensor, places: Sequence[Tensor], *, split: bool) -> Tensor:
-        """float32[B, w], each trainer's own columns, to all columns: float32[B, W], or with ``split`` float32[b, W].
+        """Joins each trainer's columns, float32[B, w], to all columns: float32[B, W], or with ``split`` float32[b, W].
 
         Args:
-            places: where each trainer's columns stand among all W.
+            places: the positions of each trainer's columns among all W.
         """
         rank, size, shape = self.ranks.rank, self.ranks.size, columns.shape
         counts = self.shares(len(columns)) if split else [len(columns)] * size
@@ -77,12 +78,12 @@ class Aggregation:
         return _crossed(columns, there, back)
 
     def shares(self, num_examples: int) -> list[int]:
-        """The number of examples that are each trainer's: see ``share_of``."""
+        """The number of examples of each trainer, as in ``share_of``."""
         size = self.ranks.size
         return [(rank + 1) * num_examples // size - rank * num_examples // size for rank in range(size)]
 
     def _sum_all(self, values: Tensor, *, polls_stop: bool) -> Tensor:
-        """The sum over all trainers, everywhere."""
+        """The sum over all trainers, on every trainer."""
         if self.ranks.size == 1:
             return values
         if self.dtype == torch.bfloat16:  # a ring would round at every step
@@ -97,7 +98,7 @@ class Aggregation:
         return joined[: values.numel()].view_as(values)
 
     def _sum_share(self, values: Tensor) -> Tensor:
-        """[B, W] to the sum over all trainers of this trainer's examples, [b, W]."""
+        """Sums [B, W] over all trainers, and returns the rows of this trainer's examples, [b, W]."""
         width, size = values.shape[1], self.ranks.size
         counts = self.shares(len(values))
         num_local = counts[self.ranks.rank]
@@ -107,14 +108,14 @@ class Aggregation:
         return received.view(size, num_local, width).sum(0)
 
     def _gather(self, share: Tensor, num_examples: int) -> Tensor:
-        """Each trainer's examples, [b, W], to those of all, [B, W]."""
+        """Gathers the examples of all trainers: [b, W] to [B, W]."""
         width = share.shape[1]
         sizes = [width * count for count in self.shares(num_examples)]
         sent = share.reshape(-1).repeat(self.ranks.size)
         return self._exchange(sent, [share.numel()] * self.ranks.size, sizes).view(num_examples, width)
 
     def _exchange(self, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> Tensor:
-        """AllToAllv of numbers, float32 on both ends."""
+        """AllToAllv of float32 numbers. On the way they may be bfloat16."""
         rank, itemsize = self.ranks.rank, self.dtype.itemsize
         if self.ranks.size == 1:
             return sent
@@ -128,9 +129,9 @@ class Aggregation:
 
 
 def _crossed(partial: Tensor, there: Way, back: Way) -> Tensor:
-    """A partial result on its way ``there``, in a graph that takes its gradient ``back``.
+    """Sends a partial result ``there``, in a graph that sends its gradient ``back``.
 
-    Trainers with nothing to learn from it need the graph too: all take part in what crosses the wire backward.
+    Trainers that learn nothing from it need the graph too, because all take part in the backward communication.
     """
     if torch.is_grad_enabled() and not partial.requires_grad:
         partial.requires_grad_()
@@ -157,10 +158,11 @@ Change = Callable[[ParameterSplit, Tensor], Tensor]
 
 
 class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
-    """Parameter of a module → the part of it that is here.
+    """Maps each sharded parameter of a module to the part that this trainer has.
 
     Args:
-        optimizer: of the module's parameters; what it keeps of each is as large as the parameter, or one number.
+        optimizer: the optimizer of the module's parameters. Each state of a parameter must have the size of the
+            parameter, or be one number.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
         self._module, self._optimizer, self._ranks = module, optimizer, ranks
 
     def keep(self, parameter: nn.Parameter, split: ParameterSplit) -> None:
-        """Notes that only a part of a parameter is here now, and cuts what its optimizer began with to size."""
+        """Notes that only a part of a parameter is here now, and cuts its optimizer state to this part."""
         self[parameter] = split
         if self._optimizer is not None and parameter in self._optimizer.state:
             self._optimizer.state[parameter] = _changed(
@@ -178,9 +180,9 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
             )
 
     def whole(self, state: DenseState) -> DenseState:
-        """A dense half's state with every parameter, and what the optimizer keeps of it, whole.
+        """Makes a dense half's state whole: every parameter and its optimizer state.
 
-        All trainers call it together.
+        All trainers must call this together.
         """
         return self._with(state, self._joined)
 
@@ -204,12 +206,12 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
     def _joined(self, split: ParameterSplit, part: Tensor) -> Tensor:
         shape = [split.size if dim == split.dim else size for dim, size in enumerate(part.shape)]
         whole = part.new_zeros(shape).index_copy_(split.dim, split.places.to(part.device), part)
-        self._ranks.all_reduce(whole)  # of numbers beside zeros: exact
+        self._ranks.all_reduce(whole)  # exact, because all other summands are zero
         return whole
 
 
 def _changed(moments: Mapping[str, object], split: ParameterSplit, change: Change) -> dict[str, object]:
-    """State that an optimizer keeps for a parameter, all but single numbers changed as the parameter is."""
+    """Applies a change to the optimizer state of a parameter, except to single numbers."""
     return {
         key: change(split, value) if isinstance(value, Tensor) and value.dim() else value
         for key, value in moments.items()

@@ -174,7 +174,7 @@ def open_file(
 
     Raises:
         MissingFileError: no such file.
-        UserError: of class ``kind``: a directory, a pipe, a device, a link that leads outside, or not readable.
+        UserError: as ``kind``: a directory, a pipe, a device, a link that leads outside, or not readable.
     """
     try:
         if inside is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside)):

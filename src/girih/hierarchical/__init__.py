@@ -1,1 +1,1 @@
-"""Hierarchical Training (HT): the dense net traced, split and placed on group servers; copies averaged in the background."""
+"""Hierarchical Training (HT): traces, splits and places the dense net on group servers. Averages the copies."""

@@ -1,4 +1,4 @@
-"""The servers of one group, as a trainer calls them."""
+"""A trainer's client of the servers of one group."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ T = TypeVar("T")
 
 
 class GroupClient:
-    """Calls the servers of a group; from any thread.
+    """Calls the servers of a group. Thread-safe.
 
     Args:
-        parts: of all of them.
-        addresses: where they listen.
-        first: the number of the first of them among all group servers.
-        registry: where one that came back is found.
-        wire: how training steps write tensors.
-        stats: where bytes sent are counted.
+        parts: the parts of all servers.
+        addresses: the addresses of the servers.
+        first: the number of the group's first server among all group servers.
+        registry: finds the new address of a restarted server.
+        wire: the codecs of training steps.
+        stats: counts bytes sent.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class GroupClient:
         *,
         train: bool,
     ) -> Callable[[], tuple[list[Tensor], list[bool]]]:
-        """Has a part run; the outputs, and which of them have gradients, once they are waited for.
+        """Runs a part forward. Call the result to wait for the outputs, and for the flags of those with gradients.
 
         Args:
             called: net, batch, and number of the forward pass in it.
-            needs: which inputs want gradients.
+            needs: whether each input needs a gradient.
         """
         server, number = self._places[part]
         arrays = pack(inputs, self._clients[server].buffer, self.wire.forward(train=train))
@@ -102,10 +102,13 @@ class GroupClient:
     def backward(
         self, called: tuple[int, int, int], part: str, gradients: Sequence[Tensor | None], coders: Coders
     ) -> Callable[[], tuple[list[Tensor | None], str | None]]:
-        """Has a part run backward; the gradients of its inputs, and a parameter whose gradient is not finite, if any.
+        """Runs the backward pass of a part. Call the result to wait for it.
+
+        The result returns the gradients of the inputs, and the name of a parameter with a non-finite gradient, or
+        None.
 
         Args:
-            coders: what writes the gradients of the outputs.
+            coders: the codecs of the gradients of the outputs.
         """
         server, _ = self._places[part]
         arrays = pack(gradients, self._clients[server].buffer, coders)
@@ -125,7 +128,7 @@ class GroupClient:
         arrays: Sequence[NDArray[Any]] = (),
         servers: Iterable[int] | None = None,
     ) -> list[Frame]:
-        """Sends a request to servers, all of them by default; returns their answers once all have come."""
+        """Sends a request to servers (by default, all of them). Returns their answers when all have arrived."""
         asked = range(len(self._clients)) if servers is None else servers
         replies = [(server, self._clients[server].call(verb, fields, arrays)) for server in asked]
         return settled([partial(self._answer, server, reply) for server, reply in replies])
@@ -139,13 +142,13 @@ class GroupClient:
         """Sets parameters, buffers and optimizer state.
 
         Args:
-            names: of each server, those that it holds.
+            names: the names that each server holds.
         """
         for server, held in enumerate(names):
             self._send_entries(server, GroupVerb.RESTORE, [entry for entry in entries if entry[0] in held])
 
     def extra_state(self) -> Iterable[tuple[int, Entry]]:
-        """Yields the state of each server besides parameters and optimizer, with the server; see :class:`GroupVerb`."""
+        """Yields the state of each server besides parameters and optimizer, with the server. See :class:`GroupVerb`."""
         for server in range(len(self._clients)):
             for entry in self._entries(server, GroupVerb.EXTRA_STATE):
                 yield server, entry
@@ -155,7 +158,7 @@ class GroupClient:
         self._send_entries(server, GroupVerb.LOAD_EXTRA_STATE, entries)
 
     def processes(self, *, spans: bool) -> dict[str, StatsSnapshot]:
-        """Title of a server → its ``Stats.snapshot``; with the first group, those of dense servers too."""
+        """Maps the title of each server to its ``Stats.snapshot``. The first group also reports the dense servers."""
         snapshots: dict[str, StatsSnapshot] = {}
         frames = self.ask(GroupVerb.STATS, (int(spans),))
         for name, frame in zip(self._titles, frames, strict=True):
@@ -164,7 +167,7 @@ class GroupClient:
         return snapshots
 
     def close(self) -> None:
-        """Leaves the servers, which forget what this trainer left there."""
+        """Disconnects from the servers. They drop the batches of this trainer."""
         for client in self._clients:
             client.close()
 
@@ -176,7 +179,7 @@ class GroupClient:
             yield from unpack_entries(frame.arrays)
 
     def _send_entries(self, server: int, verb: GroupVerb, entries: Sequence[Entry]) -> None:
-        """Sends entries in as many frames as they need; one at least."""
+        """Sends entries in as many frames as necessary, but at least one."""
         begin = 0
         while not begin or begin < len(entries):
             fields = (int(not begin),) if verb == GroupVerb.RESTORE else ()
@@ -195,7 +198,7 @@ class GroupClient:
 
 
 def settled(waiting: Sequence[Callable[[], T]]) -> list[T]:
-    """Returns all results. If some fail, raises the first error after all have ended."""
+    """Waits for all, and returns their results. If some fail, raises the first error after all have ended."""
     results, failed = list[T](), None
     for wait in waiting:
         try:
@@ -210,6 +213,6 @@ def settled(waiting: Sequence[Callable[[], T]]) -> list[T]:
 def _tensor(tensor: Tensor | None) -> Tensor:
     if tensor is None:
         raise WireError(
-            "a group server answered without a tensor that was asked for; expected the same version of girih on all hosts"
+            "a group server's answer lacks a requested tensor; expected the same version of girih on all hosts"
         )
     return tensor

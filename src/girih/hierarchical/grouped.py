@@ -1,7 +1,7 @@
-"""The dense half of a trainer in a group: its parameters are on the servers of the group, which run parts of the net (HT §3.1).
+"""The dense half of a trainer in a group. The group's servers own its parameters and run parts of the net (HT §3.1).
 
-The trainer drives the loop. It keeps operators without parameters, and sends the others' inputs to their servers,
-forward and backward; several nets of it may be under way at once.
+The trainer drives the loop. It runs the operators without parameters. For the others, it sends their inputs to their
+servers, forward and backward. Several nets of a trainer may run at the same time.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
 
 
 class GroupedReplica:
-    """The trainer's partition of the net, and the way to the servers that have the rest.
+    """The trainer's partition of the net, with a client of the servers that own the rest.
 
-    Methods but ``sync`` and ``restore``, which all trainers call together, may be called from several threads.
+    Several threads may call the methods, except ``sync`` and ``restore``, which all trainers call together.
 
     Args:
-        whole: the model and its optimizer, of which the parameters here are those of the last ``sync``, for the user.
+        whole: the user's model and its optimizer; its parameters have the values of the last ``sync``.
         partitioned: the same net, cut into parts.
-        group: the servers that hold them.
-        leads: whether it is for this trainer, alone of its group, to restore the servers, and to tell what they count.
-        averaged: whether there are other groups: then what is evaluated and saved is the model of all of them as it was at the
+        group: the servers that hold the parts.
+        leads: whether this trainer restores the servers and reports their statistics; true for one trainer of each
+            group.
+        averaged: whether there are other groups. If so, evaluations and checkpoints use the model of all groups at the
             last ``sync``.
 
     Attributes:
         optimizer: carries the learning rate schedule; its state is on the servers.
-        names_on_servers: the parameters that learn, in the model's order, those in parts by their parts.
+        names_on_servers: the trainable parameters, in the model's order; split parameters by the names of their parts.
 
     Raises:
         ConfigError: an operator with parameters is in no part.
@@ -81,7 +82,7 @@ class GroupedReplica:
         self.give_back(self._new())
         self._forget_state()
         for parameter in whole.parameters:
-            parameter.grad = None  # what a loop of the user's has left
+            parameter.grad = None  # drops gradients that the user's own loop left
         self._begin_averaging()
 
     def compute(
@@ -92,7 +93,7 @@ class GroupedReplica:
         *,
         last: bool = True,
     ) -> ReplicaComputed:
-        """Forward, loss, backward; gradients of parameters stay on the servers."""
+        """Runs forward pass, loss and backward pass. Gradients of parameters stay on the servers."""
         net = self._borrow() if onto is None else cast(_PartitionedNet, onto.half)
         try:
             computed = net.compute(batch, embeddings, onto, last=last)
@@ -103,7 +104,7 @@ class GroupedReplica:
         return computed
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """Logits, float32[B, T], of the live parameters; of those of the last ``sync`` where there are other groups."""
+        """Logits, float32[B, T], of the live parameters, or with other groups, of those at the last ``sync``."""
         net = self._borrow()
         try:
             return net.predict(batch, embeddings)
@@ -111,19 +112,19 @@ class GroupedReplica:
             self.give_back(net)
 
     def sync(self) -> None:
-        """All trainers' steps are applied; the parameters that are evaluated and saved are in the user's module."""
+        """Waits until all steps are applied. Copies the parameters to evaluate and save into the user's module."""
         self._ranks.barrier()
         self._meet()
         self._fetch(with_optimizer=False)
         average_buffers(self._own_buffers(), self._ranks)
 
     def leave(self) -> None:
-        """Says that this trainer makes no step before the next :meth:`sync`, so that no round of groups waits for it."""
+        """Announces that this trainer makes no step before the next :meth:`sync`. Rounds do not wait for it."""
         if self._averaged:
             self._group.ask(GroupVerb.LEAVE)
 
     def stats(self) -> dict[str, int]:
-        """Writes of other nets between a net's read of the parameters and its write, on any server of the group, at most."""
+        """The largest number of other nets' writes between a net's read and its write, on any server of the group."""
         stats = [
             each["histograms"].get(DENSE_STALENESS, {})
             for each in self._group.processes(spans=False).values()
@@ -131,11 +132,11 @@ class GroupedReplica:
         return {"staleness_max": max((int(value) for each in stats for value in each), default=0)}
 
     def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
-        """Title of each server of the group → its ``Stats.snapshot``; empty but on one trainer of the group."""
+        """Maps each server's title to its ``Stats.snapshot``. Empty except on one trainer of the group."""
         return self._group.processes(spans=spans) if self._leads else {}
 
     def state(self) -> DenseState:
-        """As :meth:`Replica.state`: gathered from the servers by one trainer of the group; others' has no optimizer state."""
+        """The same as :meth:`Replica.state`, gathered by one trainer of the group. Others lack optimizer state."""
         if self._leads:
             self._fetch(with_optimizer=True)
         state = self.whole.state()
@@ -143,9 +144,9 @@ class GroupedReplica:
         return state
 
     def restore(self, state: DenseState) -> None:
-        """The inverse of :meth:`state`, on all servers of the group; all trainers go on once all are restored."""
+        """The inverse of :meth:`state`, on all servers of the group. All trainers continue when all are restored."""
         self.whole.restore(state)
-        self._meet()  # so that nothing is added to what is put there
+        self._meet()  # so that no round adds to the restored parameters
         for net in self._free:
             net.streams.forget()
         if self._leads:
@@ -157,10 +158,11 @@ class GroupedReplica:
         self._begin_averaging()
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Returns the state besides :meth:`state` that a resumed run needs; empty on all trainers but one.
+        """Returns the state besides :meth:`state` that a resumed run needs. Empty except on one trainer.
 
-        The state of each server's random generator, where its parts draw; and what top-k has left out, if there is one net in all.
-        Of several nets no run is like another, and what is left out is as long as the activations of each.
+        It holds the state of each server's random generator if its parts draw random numbers. If there is only one
+        net, it also holds the numbers that top-k left out. With several nets, no two runs are equal, and the numbers
+        of each net are as many as its activations.
         """
         if not self._leads:
             return {}
@@ -176,7 +178,7 @@ class GroupedReplica:
         return state
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of :meth:`state`, for the same parts on the same servers."""
+        """The inverse of :meth:`extra_state`, for the same parts on the same servers."""
         of_servers: dict[int, list[Entry]] = {}
         for path, value in state.items():
             place, name, *key = path.split("/")
@@ -188,15 +190,15 @@ class GroupedReplica:
             self._group.load_extra_state(server, entries)
 
     def close(self) -> None:
-        """Leaves the servers."""
+        """Disconnects from the servers."""
         self._group.close()
 
     def give_back(self, net: _PartitionedNet) -> None:
-        """Takes back a net whose batch is done."""
+        """Takes back a net when its batch has ended."""
         self._free.append(net)
 
     def _meet(self) -> None:
-        """Has all groups meet, while none of them trains; all trainers go on together."""
+        """Makes all groups meet while none of them trains. All trainers continue together."""
         if self._averaged:
             if self._leads:
                 self._group.ask(GroupVerb.MEET)
@@ -209,13 +211,13 @@ class GroupedReplica:
             self._ranks.barrier()
 
     def _check_loss(self) -> None:
-        """Refuses a loss that reads parameters: its gradients arrive here, while servers move what it does not see."""
+        """Refuses a loss that reads parameters: its gradients are on the trainer, but servers move the parameters."""
         for name, parameter in self.whole.named_parameters:
             if parameter.grad is not None:
                 parameter.grad = None
                 raise ConfigError(
-                    f"the model's loss reads parameter {name!r}, which group servers move; expected a loss of logits and of what"
-                    " forward leaves for it; compute with the parameter in forward, or set servers_per_group = 0"
+                    f"the model's loss reads parameter {name!r}, which group servers move; expected a loss of logits and of tensors"
+                    " that forward leaves for it; use the parameter in forward, or set servers_per_group = 0"
                 )
 
     def _borrow(self) -> _PartitionedNet:
@@ -230,7 +232,7 @@ class GroupedReplica:
         return _PartitionedNet(self, self._spec, self._partitioned, self._group, next(self._numbers))
 
     def _own_buffers(self) -> list[Tensor]:
-        """Buffers of the model that trainers keep, each its own: running moments of operators without parameters."""
+        """Buffers of the model that each trainer keeps for itself: running moments of operators without parameters."""
         on_servers = frozenset[str]().union(*map(self._names_on, range(self._num_servers())))
         return [buffer for name, buffer in self.module.named_buffers() if name not in on_servers]
 
@@ -243,7 +245,7 @@ class GroupedReplica:
         return frozenset(self._known_by.get(name, name) for name in named)
 
     def _fetch(self, *, with_optimizer: bool) -> None:
-        """Takes parameters, buffers and optimizer state from the servers."""
+        """Copies parameters, buffers and optimizer state from the servers."""
         named = dict(self.module.named_parameters())
         model = self.module.state_dict()
         for name, key, value in self._splits.joined(self._group.entries(with_optimizer=with_optimizer)):
@@ -283,18 +285,18 @@ class _PartitionedNet(Replica):
         self.next_batch()
 
     def next_batch(self) -> None:
-        """From here on, what is sent is of another batch."""
+        """Starts a new batch on the servers."""
         self.on_servers = BatchOnServers(self._group, self._number, next(self._batches), self.streams)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """See :class:`Replica`; what the nets share is in training mode again when it is done."""
+        """See :class:`Replica`. Afterwards, the modules that the nets share are in training mode again."""
         try:
             return super().predict(batch, embeddings)
         finally:
             self._set_mode(True)
 
     def take_step(self, vote: Vote, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
-        """Moves the parameters on the servers, and returns once they have; or drops what is on the servers."""
+        """Moves the parameters on the servers and waits. If the step is refused, drops the batch on the servers."""
         put_back = super().take_step(vote, gradients, buffers)
         if vote.known_refused:
             self.on_servers.discard()
@@ -302,16 +304,16 @@ class _PartitionedNet(Replica):
         return put_back
 
     def move(self, gradients: Gradients) -> None:
-        """Has the servers do their step."""
+        """Makes the servers take their optimizer step."""
         optimizer = self._half.optimizer
         most = self._spec.clip_norm
         scale = 1.0 if most is None else self._clipping(most)
         self.on_servers.apply(options_of(optimizer), scale)
         if optimizer is not None:
-            optimizer.step()  # of no gradients: a schedule wants to see one
+            optimizer.step()  # without gradients: a learning rate schedule expects a step
 
     def _clipping(self, most: float) -> float:
-        """The factor that clips gradients, as ``torch.nn.utils.clip_grad_norm_`` does, which takes the norm of norms too."""
+        """The factor that clips gradients, computed from norms as in ``torch.nn.utils.clip_grad_norm_``."""
         server_norms = self.on_servers.norms()
         norms = torch.tensor(
             [server_norms[name] for name in self._half.names_on_servers if name in server_norms]
@@ -319,7 +321,7 @@ class _PartitionedNet(Replica):
         return torch.clamp(most / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0).item()
 
     def abandon(self) -> None:
-        """Drops a batch that failed; what cannot be told the servers now, they find out."""
+        """Drops a failed batch. Servers that cannot be reached now drop it later."""
         try:
             self.on_servers.discard()
         except GirihError:
@@ -330,7 +332,7 @@ class _PartitionedNet(Replica):
 
 
 def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | None:
-    """Returns the recipe by which group servers make their optimizers; see :meth:`OptimizerRecipe.of`.
+    """Returns the recipe from which group servers make their optimizers. See :meth:`OptimizerRecipe.of`.
 
     Raises:
         ConfigError: a part has a parameter that the model does not know.
@@ -342,14 +344,14 @@ def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | Non
         for name, parameter in part.module.named_parameters():
             if parameter.requires_grad and name not in known:
                 raise ConfigError(
-                    f"part {part.name!r} has a parameter {name!r}, which the model has not, so that no optimizer would move it;"
-                    " expected one of the model's; set servers_per_group = 0"
+                    f"part {part.name!r} has a parameter {name!r}, which the model lacks, so that no optimizer would move it;"
+                    " expected a parameter of the model; set servers_per_group = 0"
                 )
     return OptimizerRecipe.of(whole.optimizer, whole.module, parts_of)
 
 
 def check_moved(partition: nn.Module) -> None:
-    """Refuses a net of which trainers would keep parameters.
+    """Refuses a net with parameters that would stay on trainers.
 
     Raises:
         ConfigError: names the operator.
@@ -357,8 +359,8 @@ def check_moved(partition: nn.Module) -> None:
     for name, _ in partition.named_parameters():
         operator = name.rpartition(".")[0] or "the model"
         raise ConfigError(
-            f"operator {operator!r} has a parameter, {name!r}, and stays on the trainers: expected all operators that have"
-            " parameters on group servers; make it a module of its own that torch.fx can trace, or set servers_per_group = 0"
+            f"operator {operator!r} has a parameter, {name!r}, and stays on the trainers; expected all operators with"
+            " parameters on group servers; move it into a module that torch.fx can trace, or set servers_per_group = 0"
         )
 
 

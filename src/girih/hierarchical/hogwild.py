@@ -1,4 +1,4 @@
-"""The dense half of a trainer of which several nets train at once, and which averages with others in the background (HT §2.2).
+"""The dense half of a trainer with several nets that train at once, and with averaging in the background (HT §2.2).
 
 Shapes: P numbers of all parameters together.
 """
@@ -32,7 +32,7 @@ from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
 
 
 class HogwildNet(Replica):
-    """One net of a half; its Parameters are its own, their memory may be others' too.
+    """One net of a half. Its Parameter objects are separate, but their memory may be shared with other nets.
 
     Attributes:
         num_before: writes that were done when the net began to read.
@@ -45,45 +45,45 @@ class HogwildNet(Replica):
         self._half = half
 
     def take_step(self, vote: Vote, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
-        """See :class:`Replica`; beside other nets' steps. The net is free again afterwards."""
+        """See :class:`Replica`. Other nets may step at the same time. Afterwards the net is free again."""
         named = zip(self.named_parameters, gradients, strict=True)
         learning = {name for (name, _), gradient in named if gradient is not None}
         with self._half.stepping(self, learning, moves=not vote.known_refused):
             return super().take_step(vote, gradients, buffers)
 
     def take_state(self, other: HogwildNet) -> None:
-        """Keeps optimizer state where another net has it now."""
+        """Refers to the optimizer state of another net."""
         if self.optimizer is not None and other.optimizer is not None:
             for mine, theirs in zip(self.parameters, other.parameters, strict=True):
                 self.optimizer.state[mine] = other.optimizer.state[theirs]
 
     def follow(self, other: HogwildNet) -> None:
-        """Takes the options of another net's optimizer, which a schedule moves."""
+        """Copies the options of another net's optimizer, which a schedule moves."""
         if self is other or self.optimizer is None or other.optimizer is None:
             return
         for group, theirs in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
             group.update({name: value for name, value in theirs.items() if name != "params"})
-        # else torch warns that a schedule moves an optimizer which never made a step
+        # otherwise torch warns that a schedule moves an optimizer which never made a step
         other.optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 class HogwildReplica:
-    """One copy of the dense parameters, for each trainer; all begin as rank 0's. Several nets train on it, each in a thread.
+    """One copy of the dense parameters per trainer. Several nets train on it, each in a thread.
 
-    The first net computes with the module itself. A net is free again once its batch is applied or refused; where none is
-    free, one more is made. What is evaluated and saved is the copy itself where there is one. Of several it is what
-    :meth:`sync` brought last: the parameters as the averaging algorithm has them, and the mean of the replicas' buffers. The
-    replicas keep their own.
+    All copies start with rank 0's values. The first net computes with the module itself. A net is free again when its
+    batch is applied or refused. If no net is free, a new one is made. With one copy, evaluations and checkpoints use
+    the copy itself. With several copies, they use the result of the last :meth:`sync`: the parameters of the averaging
+    algorithm, and the mean of the replicas' buffers. The replicas keep their own values.
 
     Args:
-        nets: threads that will compute on the copy.
-        servers: those that average the copies; none where there is one copy.
-        average_every_steps: steps of this trainer from one round to the next.
+        nets: the number of threads that will compute on the copy.
+        servers: the dense servers that average the copies; none if there is one copy.
+        average_every_steps: steps of this trainer between two rounds.
 
     Attributes:
-        module: the one that is evaluated and saved.
+        module: the module to evaluate and save.
         first: the net whose optimizer a schedule moves, and whose state is saved.
-        optimizer: the first net's; None where there are no parameters.
+        optimizer: the first net's; None if there are no parameters.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class HogwildReplica:
         self._all = [self.first]
         self._free = deque(self._all)
         self._borrowing, self._counting, self._steps = threading.Lock(), threading.Lock(), SharedSteps()
-        self._num_begun = self._num_done = 0  # writes
+        self._num_begun = self._num_done = 0  # numbers of writes
         self._staleness = spec.stats.histograms[DENSE_STALENESS]
         self._evaluated: Replica = Replica(spec) if servers else self.first
         self.optimizer = self.first.optimizer
@@ -118,7 +118,7 @@ class HogwildReplica:
     def compute(
         self, batch: Batch, embeddings: Embeddings, onto: ReplicaComputed | None = None, *, last: bool = True
     ) -> ReplicaComputed:
-        """Forward, loss, backward on a free net, in any thread; see :class:`~girih.dense.halves.replica.Replica`."""
+        """Runs forward pass, loss and backward pass on a free net. Thread-safe. See :class:`Replica`."""
         net = self._borrow() if onto is None else cast(HogwildNet, onto.half)
         try:
             return net.compute(batch, embeddings, onto, last=last)
@@ -127,11 +127,11 @@ class HogwildReplica:
             raise
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """Logits, float32[B, T], of the model that is evaluated."""
+        """Logits, float32[B, T], of the model to evaluate."""
         return self._evaluated.predict(batch, embeddings)
 
     def sync(self) -> None:
-        """Brings the model of all replicas here, where there are several; no round is under way until the next step."""
+        """Fetches the model of all replicas if there are several. No round is under way until the next step."""
         if self._shadow is None:
             return
         model = torch.from_numpy(self._shadow.meet()[0])
@@ -143,28 +143,28 @@ class HogwildReplica:
             average_buffers(self.module.buffers(), self._ranks)
 
     def leave(self) -> None:
-        """Says that this trainer makes no step before the next :meth:`sync`, so that no round waits for it."""
+        """Announces that this trainer makes no step before the next :meth:`sync`. Rounds do not wait for it."""
         if self._shadow is not None:
             self._shadow.leave()
 
     def stats(self) -> dict[str, int]:
-        """Writes of other nets between a net's read of the parameters and its write, at most."""
+        """The largest number of other nets' writes between a net's read of the parameters and its write."""
         return {"staleness_max": max(self._staleness, default=0)}
 
     def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
-        """Statistics of the dense servers; empty but on rank 0."""
+        """Statistics of the dense servers. Empty except on rank 0."""
         if self._shadow is None or not self._ranks.first:
             return {}
         return self._shadow.processes(spans=spans)
 
     def state(self) -> DenseState:
-        """The state of the model that is evaluated, with this replica's optimizer; see :class:`~girih.dense.halves.replica.Replica`."""
+        """The state of the model to evaluate, with this replica's optimizer. See :class:`Replica`."""
         return {**self.first.state(), "model": self.module.state_dict()}
 
     def restore(self, state: DenseState) -> None:
-        """The inverse of :meth:`state`, for every replica and the servers; all trainers call it together, while no net is at work."""
+        """The inverse of :meth:`state`, for all replicas and servers. All trainers call it while no net computes."""
         if self._shadow is not None:
-            self._shadow.meet()  # so that nothing is added to what is put here
+            self._shadow.meet()  # so that no round adds to the restored parameters
         self.first.restore(state)
         for net in self._all[1:]:
             net.take_state(self.first)
@@ -180,7 +180,7 @@ class HogwildReplica:
 
     @contextmanager
     def stepping(self, net: HogwildNet, learning: Set[str], *, moves: bool) -> Iterator[None]:
-        """A step of a net, which is free again afterwards. A step that moves the parameters counts as a write.
+        """Frames a step of a net, which is free again afterwards. A step that moves the parameters counts as a write.
 
         Args:
             learning: names of the parameters that have a gradient.
@@ -207,16 +207,16 @@ class HogwildReplica:
         return net
 
     def _twin(self) -> HogwildNet:
-        """Another net over the same memory: that of parameters, of buffers, and of the optimizer's state."""
-        self.first._set_mode(True)  # it may have predicted last, and the copy is to train
+        """Makes another net over the same memory: that of parameters, of buffers, and of the optimizer's state."""
+        self.first._set_mode(True)  # it may have predicted last, but the copy must train
         twin = HogwildNet(replace(self._spec, module=twin_of(self.first.module)), self)
         twin.take_state(self.first)
         return twin
 
     @contextmanager
     def _writing(self, num_before: int) -> Iterator[None]:
-        """Counts a write, and those that were begun before it and not yet done when its net began to read."""
-        with self._counting:  # of what is counted, not of what is written
+        """Counts a write, and the writes begun before it that were not done when its net began to read."""
+        with self._counting:  # protects the counters, not the parameters
             self._staleness[self._num_begun - num_before] += 1
             self._num_begun += 1
         try:

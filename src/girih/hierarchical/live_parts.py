@@ -1,7 +1,8 @@
-"""The parts that a group server holds: one set of live parameters, and as many nets on it as compute at once.
+"""The parts that a group server holds: one set of live parameters, and nets that compute on it at the same time.
 
-Nets move the parameters lock-free (Hogwild!, Recht et al. 2011; HT §3.1.1). Each has Parameters of its own over the
-same memory: autograd refuses a backward pass through a Parameter that moved since the forward pass, and here it has.
+Nets move the parameters lock-free (Hogwild!, Recht et al. 2011; HT §3.1.1). Each net has separate Parameter objects
+over the same memory. Otherwise autograd would refuse a backward pass, because a Parameter moved since the forward
+pass.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def twin_of(module: AnyModule) -> AnyModule:
-    """A copy that reads and moves the same numbers, and that autograd watches apart: ``.data`` begins a count of versions of its own."""
+    """Copies a module over the same memory, with separate version counters for autograd, which ``.data`` provides."""
     held: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
         for parameter in module.parameters()
@@ -35,14 +36,14 @@ def twin_of(module: AnyModule) -> AnyModule:
 
 
 class SharedSteps:
-    """Steps of optimizers that share state: the first step of a parameter makes its state, which two must not do at once."""
+    """Steps of optimizers that share state. First steps of a parameter make its state, so they must not overlap."""
 
     def __init__(self) -> None:
         self._lock, self._begun = threading.Lock(), set[str]()
 
     @contextmanager
     def moving(self, learning: Set[str]) -> Iterator[None]:
-        """A step of these parameters, by name, beside other steps."""
+        """Frames a step of these parameters (by name), which may overlap with other steps."""
         if learning <= self._begun:
             yield
             return
@@ -51,14 +52,15 @@ class SharedSteps:
             self._begun |= learning
 
     def forget(self) -> None:
-        """The state of all parameters is gone."""
+        """Forgets which parameters have optimizer state."""
         self._begun = set()
 
 
 class CutParameters:
-    """Cuts what belongs to whole parameters, and joins what belongs to parts.
+    """Cuts the state of whole parameters, and joins the state of parts.
 
-    Optimizer state of a parameter's shape is cut as the parameter is; other state, as a count of steps, is each part's.
+    Optimizer state with the shape of a parameter is cut in the same way as the parameter. Each part has a copy of
+    other state, for example a count of steps.
     """
 
     def __init__(self, splits: Iterable[CutParameter]) -> None:
@@ -66,7 +68,7 @@ class CutParameters:
         self._whole_of = {part: split for split in self._splits.values() for part in split.parts}
 
     def cut(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Entries of whole parameters as those that servers hold."""
+        """Turns entries of whole parameters into the entries that servers hold."""
         parts: list[Entry] = []
         for name, key, value in entries:
             split = self._splits.get(name)
@@ -81,7 +83,7 @@ class CutParameters:
         return parts
 
     def joined(self, entries: Iterable[Entry]) -> Iterable[Entry]:
-        """The inverse of :meth:`cut`; what parts have each for itself is the first one's."""
+        """The inverse of :meth:`cut`. State that each part has separately is taken from the first part."""
         waiting: dict[tuple[str, str | None], dict[str, Any]] = {}
         for name, key, value in entries:
             split = self._whole_of.get(name)
@@ -100,9 +102,9 @@ class NetOnServer:
     """A net's copy of all parts, over the live memory.
 
     Attributes:
-        modules: as the parts are numbered.
+        modules: in the order of the parts' numbers.
         named: name in the whole model → parameter.
-        optimizer: its state is that of all nets.
+        optimizer: shares its state with all nets.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class NetOnServer:
         self.modules, self.named, self.optimizer = modules, named, optimizer
 
     def nonfinite(self) -> str | None:
-        """The name of a parameter whose gradient holds a NaN or an infinity, if there is one."""
+        """The name of a parameter whose gradient holds a NaN or an infinity, or None."""
         gradients = [each.grad for each in self.named.values() if each.grad is not None]
         if not gradients or torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
             return None
@@ -122,7 +124,7 @@ class NetOnServer:
         return next(names, None)
 
     def norms(self) -> dict[str, float]:
-        """Name in the whole model → the norm of the gradient, float32, of each parameter that has one."""
+        """Maps the names in the whole model of parameters with a gradient to its norm, float32."""
         return {
             name: torch.linalg.vector_norm(parameter.grad).item()
             for name, parameter in self.named.items()
@@ -136,11 +138,12 @@ class NetOnServer:
 
 
 class LiveParts:
-    """Live parameters, buffers and optimizer state; methods may be called from any thread.
+    """Live parameters, buffers and optimizer state. Thread-safe.
 
     Args:
-        recipe: of the optimizer; None where nothing moves.
-        averaged: whether what is evaluated and saved is what :meth:`publish` was given last, and not the live parameters.
+        recipe: the recipe of the optimizer; None if no parameter moves.
+        averaged: whether evaluations and checkpoints use the values of the last :meth:`publish` instead of the live
+            parameters.
     """
 
     def __init__(
@@ -154,30 +157,31 @@ class LiveParts:
         self._free: list[NetOnServer] = []
         self._steps = SharedSteps()
         self.evaluated = copy.deepcopy(self.modules) if averaged else twin_of(self.modules)
-        """The parts in evaluation mode, for any number of threads that want no gradients."""
+        """The parts in evaluation mode. Any number of threads may compute without gradients."""
         self.evaluated.eval()
 
     def borrow(self) -> NetOnServer:
-        """A net that nobody else has."""
+        """Returns a net that no other thread has."""
         try:
             return self._free.pop()
         except IndexError:
             return self._net()
 
     def give_back(self, net: NetOnServer) -> None:
-        """Takes a net back; its gradients are dropped."""
+        """Takes a net back and drops its gradients."""
         net.forget()
         self._free.append(net)
 
     def moving(self) -> list[Tensor]:
-        """The live parameters that learn, float32."""
+        """The live trainable parameters, float32."""
         return [parameter.data for parameter in self.named.values() if parameter.requires_grad]
 
     def publish(self, flat: Tensor, moments: Tensor) -> None:
-        """Takes what is evaluated and saved; buffers of whole numbers are the live ones.
+        """Sets the values to evaluate and save. Integer buffers are the live ones.
 
         Args:
-            flat: parameters, float32[P] as :meth:`moving` has them. moments: buffers, float32[Q] as :meth:`moments` has them.
+            flat: parameters, float32[P], in the order of :meth:`moving`.
+            moments: buffers, float32[Q], in the order of :meth:`moments`.
         """
         published = [
             each for each in _whole_names(self.evaluated, self._known_by).values() if each.requires_grad
@@ -190,11 +194,11 @@ class LiveParts:
             buffer.copy_(part)
 
     def move(self, net: NetOnServer, options: Sequence[OptimizerOptions], scale: float = 1.0) -> None:
-        """Moves the live parameters by the gradients of a net, beside others that do the same.
+        """Moves the live parameters by the gradients of a net. Other nets may do so at the same time.
 
         Args:
-            options: of each group of the optimizer, now.
-            scale: what gradients are multiplied by before.
+            options: the current options of each group of the optimizer.
+            scale: the factor for the gradients.
         """
         if net.optimizer is None:
             return
@@ -208,7 +212,7 @@ class LiveParts:
             net.optimizer.step()
 
     def moments(self) -> list[Tensor]:
-        """The live buffers that are averaged: those of floating-point numbers."""
+        """The live buffers that are averaged: the floating-point ones."""
         return _floating(self.modules)
 
     def buffers(self) -> list[Tensor]:
@@ -216,7 +220,7 @@ class LiveParts:
         return list(self.modules.buffers())
 
     def entries(self, *, with_optimizer: bool) -> list[Entry]:
-        """Parameters and buffers as they are evaluated, and live optimizer state; not copies."""
+        """Parameters and buffers to evaluate and save, and live optimizer state. They are not copies."""
         evaluated = _tensors(self.evaluated, self._known_by)
         entries: list[Entry] = [(name, None, value.data) for name, value in evaluated.items()]
         if with_optimizer and self._optimizer is not None:
@@ -225,32 +229,32 @@ class LiveParts:
         return entries
 
     def check(self, entries: Sequence[Entry]) -> None:
-        """Refuses what :meth:`put` could put only in part.
+        """Refuses entries that :meth:`put` could only apply in part.
 
         Raises:
-            WireError: an entry of no parameter or buffer that is here, or of another shape than that.
+            WireError: an entry for an unknown parameter or buffer, or with a different shape.
         """
         known = _tensors(self.modules, self._known_by)
         for name, key, value in entries:
             if name not in known or (key is not None and name not in self.named):
-                raise WireError(f"an entry of {name!r}; expected of a parameter or buffer here")
+                raise WireError(f"an entry of {name!r}; expected a parameter or buffer of this server")
             if key is None and not (isinstance(value, Tensor) and value.shape == known[name].shape):
                 came = list(value.shape) if isinstance(value, Tensor) else value
                 raise WireError(f"{name!r}: {came!r:.100}; expected a tensor of {list(known[name].shape)}")
 
     def put(self, entries: Iterable[Entry]) -> None:
-        """Sets what :meth:`entries` gave; optimizer state that is not among what is put stays."""
+        """Sets the values that :meth:`entries` returned. Optimizer state without an entry stays."""
         copies = [_tensors(modules, self._known_by) for modules in (self.modules, self.evaluated)]
         value: Any
         for name, key, value in entries:
             if key is None:
                 for each in copies:
-                    each[name].data.copy_(value)  # which refuses another shape
+                    each[name].data.copy_(value)  # copy_ refuses a different shape
             elif self._optimizer is not None:
                 self._state_of(self.named[name])[key] = value.clone() if isinstance(value, Tensor) else value
 
     def forget_optimizer_state(self) -> None:
-        """Empties it, before that of a checkpoint is put."""
+        """Clears the optimizer state, before a checkpoint's state is set."""
         if self._optimizer is not None:
             for parameter in self.named.values():
                 self._state_of(parameter).clear()
@@ -281,16 +285,16 @@ def _floating(modules: nn.ModuleList) -> list[Tensor]:
 
 
 def _whole_names(modules: nn.ModuleList, known_by: Mapping[str, str]) -> dict[str, nn.Parameter]:
-    """Name in the whole model → parameter; once each, though parts may have it by several names.
+    """Maps each name in the whole model to its parameter, once, even if parts use several names for it.
 
     Raises:
-        ConfigError: two parts hold a parameter of one name, each its own.
+        ConfigError: two parts hold different parameters of the same name.
     """
     parameters: dict[str, nn.Parameter] = {}
     for number, module in enumerate(modules):
         for name, parameter in module.named_parameters():
             if parameters.setdefault(known_by.get(name, name), parameter) is not parameter:
                 raise ConfigError(
-                    f"part {number} has a copy of parameter {name!r} of its own; expected one, in all parts"
+                    f"part {number} has a separate copy of parameter {name!r}; expected one copy for all parts"
                 )
     return parameters

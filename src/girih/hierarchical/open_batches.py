@@ -1,4 +1,7 @@
-"""The batches that a group server has begun and not ended: each holds a net while its layers are computed, until its write is done."""
+"""The batches that a group server has begun and not ended.
+
+Each batch holds a net from its first forward pass until its write is done.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,14 @@ class ForwardCall:
 
 @dataclass(eq=False)
 class OpenBatch:
-    """The state of a batch of one net: a net of the server's, the graphs of its forward passes, and gradients of parameters.
+    """The state of a batch: a net of the server, the graphs of its forward passes, and gradients of parameters.
 
     Attributes:
-        read_at: writes of all nets that were done before its first forward pass.
-        before: copies of the live buffers, as they were then.
-        streams: what writes the gradients that the net gets.
-        computing: forward passes under way. has_parts: whether one has succeeded.
+        read_at: the number of finished writes of all nets before its first forward pass.
+        before: copies of the live buffers at that time.
+        streams: the codecs of the gradients that the net receives.
+        computing: the number of forward passes under way.
+        has_parts: whether one of them has succeeded.
     """
 
     net: NetOnServer
@@ -48,14 +52,14 @@ class OpenBatch:
 
 
 class OpenBatches:
-    """All of them, by client, net and batch. Methods may be called by any thread.
+    """All open batches, by client, net and batch. Thread-safe.
 
     Args:
         live: lends nets to batches.
-        wire: how gradients of training steps are written.
-        stats: counts how many are open, and the staleness of writes.
+        wire: the codecs of the gradients of training steps.
+        stats: counts open batches and the staleness of writes.
         server: the server's name in errors.
-        patience_s: how long a client without a connection is waited for, for errors too.
+        patience_s: the time that a client may be without a connection, for errors too.
     """
 
     def __init__(self, live: LiveParts, wire: Wire, stats: Stats, *, server: str, patience_s: float) -> None:
@@ -65,7 +69,7 @@ class OpenBatches:
         self._batches: dict[Key, OpenBatch] = {}
         self._streams: dict[tuple[int, int], GradientStreams] = {}  # by client and net
         self._gone: set[int] = set()
-        self._num_begun = self._num_done = 0  # writes
+        self._num_begun = self._num_done = 0  # numbers of writes
         stats.watch(lambda: {"queues": {"batches": len(self)}})
 
     def __len__(self) -> int:
@@ -73,12 +77,13 @@ class OpenBatches:
 
     @contextmanager
     def computing(self, key: Key) -> Iterator[OpenBatch]:
-        """The batch that a forward pass is of, which the first one begins.
+        """Returns the batch of a forward pass. The first pass begins the batch.
 
-        If no pass of it succeeds, the last one to fail drops it, since another may compute with its net.
+        If no pass of it succeeds, the last failing pass drops the batch, because other passes may still compute with
+        its net.
 
         Raises:
-            GirihError: the client is gone.
+            GirihError: the client has left.
         """
         batch = self._begun(key)
         try:
@@ -94,16 +99,18 @@ class OpenBatches:
                 self._undo(batch)
 
     def known(self, key: Key) -> OpenBatch:
-        """A batch that was begun.
+        """Returns a batch that has begun.
 
         Raises:
-            GirihError: it was not, or has ended.
+            GirihError: the batch has not begun, or has ended.
         """
         return self._there(key, self._batches.get(key))
 
     @contextmanager
     def applying(self, key: Key) -> Iterator[tuple[OpenBatch, int]]:
-        """Ends a batch with its write: the batch, and the writes of other nets since it read. A write that fails leaves it open.
+        """Ends a batch with its write. Yields the batch and the number of others' writes since its read.
+
+        A failed write leaves the batch open.
 
         Raises:
             GirihError: see :meth:`known`.
@@ -127,39 +134,39 @@ class OpenBatches:
         self._live.give_back(batch.net)
 
     def discard(self, key: Key) -> None:
-        """Ends a batch without a write, if it is there: buffers are as they were before it."""
+        """Ends a batch without a write, if it exists. Restores the buffers."""
         with self._lock:
             batch = self._batches.pop(key, None)
         if batch is not None:
             self._undo(batch)
 
     def forget(self, client: int) -> None:
-        """Drops what a client left that does not come back."""
+        """Drops the batches of a client that does not come back."""
         with self._lock:
             self._gone.add(client)
             for key in [key for key in self._batches if key[0] == client]:
-                del self._batches[key]  # with its net, which a thread may be computing with
+                del self._batches[key]  # with its net, because a thread may be computing with the net
             for net in [net for net in self._streams if net[0] == client]:
                 del self._streams[net]
 
     def streams(self, client: int, net: int) -> GradientStreams:
-        """The writer of the gradients that a net gets."""
+        """The codecs of the gradients that a net receives."""
         with self._lock:
             return self._streams_of(client, net)
 
     def streams_of(self, client: int) -> dict[int, GradientStreams]:
-        """The same by net, of those that have begun a batch."""
+        """The same by net, for the nets that have begun a batch."""
         with self._lock:
             return {net: streams for (its, net), streams in self._streams.items() if its == client}
 
     def forget_left_out(self) -> None:
-        """Drops what earlier steps of all nets left out of their gradients."""
+        """Drops the numbers that earlier steps of all nets left out of their gradients."""
         with self._lock:
             for streams in self._streams.values():
                 streams.forget()
 
     def snapshot(self, *, spans: bool) -> StatsSnapshot:
-        """The server's statistics, while no write is being counted."""
+        """The server's statistics, taken while no write is being counted."""
         with self._lock:
             self._stats.gauges["batches"] = len(self)
             return self._stats.snapshot(spans=spans)
@@ -168,7 +175,7 @@ class OpenBatches:
         with self._lock:
             if key[0] in self._gone:
                 raise GirihError(
-                    f"{self._server}: a trainer calls that left, or had no connection for {self._patience_s:.0f} s;"
+                    f"{self._server}: received a call of a trainer that left, or had no connection for {self._patience_s:.0f} s;"
                     " go on with --resume"
                 )
             batch = self._batches.get(key)
@@ -187,13 +194,13 @@ class OpenBatches:
     def _there(self, key: Key, batch: OpenBatch | None) -> OpenBatch:
         if batch is None:
             raise GirihError(
-                f"{self._server}: net {key[1]} of a trainer has no batch {key[2]} here, which is dropped where there"
-                f" is no connection for {self._patience_s:.0f} s; go on with --resume"
+                f"{self._server}: net {key[1]} of a trainer has no batch {key[2]} here; batches are dropped"
+                f" without a connection for {self._patience_s:.0f} s; go on with --resume"
             )
         return batch
 
     def _undo(self, batch: OpenBatch) -> None:
-        """Has buffers as they were before a batch, and its net back."""
+        """Restores the buffers from before a batch, and takes its net back."""
         batch.streams.discard()
         for buffer, before in zip(self._live.buffers(), batch.before, strict=True):
             buffer.copy_(before)

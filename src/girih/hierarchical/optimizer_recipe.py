@@ -1,4 +1,4 @@
-"""A dense optimizer as another process can make it again: its class, and the options of each parameter."""
+"""A recipe from which another process can make a dense optimizer: its class, and the options of each parameter."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from girih.dense.options import Lamb
 from girih.errors import ConfigError
 from girih.planner.operators import ELEMENTWISE
 
-_ASK_FOR_MORE = (torch.optim.LBFGS, torch.optim.SparseAdam)  # a closure; sparse gradients
+_ASK_FOR_MORE = (torch.optim.LBFGS, torch.optim.SparseAdam)  # they need a closure, or sparse gradients
 OptimizerOptions = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRecipe:
-    """The class and options that an optimizer was made with: a user's function that makes one does not travel.
+    """The class and options of an optimizer. It replaces the user's function, which cannot be sent.
 
     Attributes:
-        kind: its class.
+        kind: the class.
         groups: the options of each of its groups of parameters.
-        group_of: name of a parameter → its group's number; others stay as they are.
-        known_by: other names of parameters that the model has at several places → those in ``group_of`` and in checkpoints.
+        group_of: name of a parameter → its group's number; the optimizer does not move other parameters.
+        known_by: other names of parameters that the model has at several places → their names in ``group_of`` and in
+            checkpoints.
     """
 
     kind: type[torch.optim.Optimizer]
@@ -41,28 +42,28 @@ class OptimizerRecipe:
         module: nn.Module,
         parts_of: Mapping[str, Sequence[str]] | None = None,
     ) -> OptimizerRecipe | None:
-        """The recipe of an optimizer of a module's parameters; None where there is none.
+        """Makes the recipe of an optimizer of a module's parameters. None if there is no optimizer.
 
         Args:
-            parts_of: name of a parameter that is cut → names of its parts.
+            parts_of: name of a split parameter → names of its parts.
 
         Raises:
-            ConfigError: it is neither one of ``torch.optim`` nor girih's, moves other parameters, or would move a part of
-                one otherwise than within the whole.
+            ConfigError: the class is neither from ``torch.optim`` nor girih's; or the optimizer moves other
+                parameters; or it would move a part differently from the whole parameter.
         """
         if optimizer is None:
             return None
         kind = type(optimizer)
         if (kind is not Lamb and not kind.__module__.startswith("torch.optim.")) or kind in _ASK_FOR_MORE:
             raise ConfigError(
-                f"dense_optimizer made a {kind.__module__}.{kind.__qualname__}; group servers make theirs from its class and"
-                " options, so expected one of torch.optim (but LBFGS and SparseAdam), or girih's LAMB; or set"
+                f"dense_optimizer made a {kind.__module__}.{kind.__qualname__}; group servers make their optimizers from its class and"
+                " options, so expected one of torch.optim (except LBFGS and SparseAdam), or girih's LAMB; or set"
                 " servers_per_group = 0"
             )
         parts_of = parts_of or {}
         if parts_of and kind.__name__ not in ELEMENTWISE:
             raise ConfigError(
-                f"the dense optimizer {kind.__name__} may need parameters whole, and strategy.split_fc cuts some; set"
+                f"the dense optimizer {kind.__name__} may need parameters whole, but strategy.split_fc cuts some; set"
                 f" split_fc = false, or use one of {', '.join(ELEMENTWISE)}"
             )
         names = {parameter: name for name, parameter in module.named_parameters()}
@@ -71,7 +72,7 @@ class OptimizerRecipe:
             for parameter in group["params"]:
                 if parameter not in names:
                     raise ConfigError(
-                        "dense_optimizer was made with a parameter that is none of the model's; expected those that it is"
+                        "dense_optimizer was made with a parameter that is not in the model; expected the parameters that it is"
                         " called with"
                     )
                 name = names[parameter]
@@ -79,9 +80,9 @@ class OptimizerRecipe:
         return cls(kind, options_of(optimizer), group_of, other_names(module))
 
     def made(self, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
-        """The optimizer of some of the parameters, by their names in the whole model; None where it moves none of them.
+        """Makes an optimizer of some parameters, by their names in the whole model. None if it moves none of them.
 
-        It has all groups, of which some may be empty, so that their numbers stay.
+        It has all groups, even empty ones, so that their numbers stay the same.
         """
         groups: list[dict[str, Any]] = [{**options, "params": []} for options in self.groups]
         for name, parameter in named.items():
@@ -94,7 +95,7 @@ class OptimizerRecipe:
 
 
 def other_names(module: nn.Module) -> dict[str, str]:
-    """Returns, for each parameter that a module has at several places, its other names → the first."""
+    """Returns the other names of each parameter that a module has at several places → its first name."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -104,7 +105,7 @@ def other_names(module: nn.Module) -> dict[str, str]:
 
 
 def options_of(optimizer: torch.optim.Optimizer | None) -> tuple[OptimizerOptions, ...]:
-    """The options that each group of an optimizer has now, as plain values: a learning rate schedule moves them."""
+    """The current options of each group of an optimizer, as plain values. A learning rate schedule changes them."""
     if optimizer is None:
         return ()
     known = inspect.signature(type(optimizer)).parameters
@@ -119,6 +120,6 @@ def options_of(optimizer: torch.optim.Optimizer | None) -> tuple[OptimizerOption
 
 
 def take_options(optimizer: torch.optim.Optimizer, options: Sequence[OptimizerOptions]) -> None:
-    """Sets the options of each group; lists, as JSON has them, are tuples."""
+    """Sets the options of each group. Turns lists, which come from JSON, into tuples."""
     for group, now in zip(optimizer.param_groups, options, strict=True):
         group.update({key: tuple(value) if isinstance(value, list) else value for key, value in now.items()})

@@ -1,6 +1,7 @@
-"""Averaging in the background (ShadowSync: Zheng et al., arXiv 2003.03477): a thread exchanges live parameters with dense servers.
+"""Averaging in the background: a thread exchanges live parameters with dense servers.
 
-It reads them while nets move them, and adds to them what the servers answer: what nets learned meanwhile stays.
+This is ShadowSync (Zheng et al., arXiv 2003.03477). The thread reads the parameters while nets move them, and adds the
+servers' answers to them. So updates that nets make meanwhile stay.
 
 Shapes: P numbers of all parameters together.
 """
@@ -26,15 +27,15 @@ from girih.telemetry.stats import Stats, StatsSnapshot
 
 
 class Shadow:
-    """The averaging of one replica, which never blocks who trains it.
+    """The averaging of one replica. It never blocks the threads that train the replica.
 
     Args:
-        parameters: the live ones, float32, on a CPU; threads may write to them at any time.
-        servers: each averages its range of them.
-        replica: the number of this one among all.
-        every_steps: steps of this replica between the beginnings of two rounds; a round that takes longer delays the next.
-        stats: where bytes sent and rounds (``averaging_rounds``) are counted.
-        vector: the number of these parameters, where each replica is in several processes.
+        parameters: the live parameters, float32, on a CPU; threads may write to them at any time.
+        servers: each averages its range of the parameters.
+        replica: the number of this replica among all.
+        every_steps: steps of this replica between the starts of two rounds; a round that takes longer delays the next.
+        stats: counts bytes sent and rounds (``averaging_rounds``).
+        vector: the number of these parameters, if each replica is in several processes.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Shadow:
         stats: Stats,
         vector: int = 0,
     ) -> None:
-        # with versions of their own: autograd watches the others'
+        # with separate version counters for autograd
         self._live = [each.data for each in parameters]
         self._servers, self._every_steps, self._stats = servers, every_steps, stats
         self._called = replica, vector
@@ -59,7 +60,7 @@ class Shadow:
         self._thread.start()
 
     def stepped(self) -> None:
-        """Counts a step of this replica; from any thread, and never waits for a round.
+        """Counts a step of this replica. Thread-safe. Never waits for a round.
 
         Raises:
             GirihError: a round failed.
@@ -73,32 +74,32 @@ class Shadow:
                 self._changed.notify_all()
 
     def begin(self) -> None:
-        """Has the servers begin with these parameters; while no replica averages, by one of them."""
+        """Makes the servers start with these parameters. Only one replica calls it, while no replica averages."""
         flat = _flat(self._live)
         self._wait(
             [server.call(DenseVerb.BEGIN, self._called[1:], (part,)) for server, part in self._parts(flat)]
         )
 
     def leave(self) -> None:
-        """Has rounds of others wait for this replica no longer, which makes no step before the next meeting, or none at all."""
+        """Announces that this replica makes no step before the next meeting, or ends. Rounds do not wait for it."""
         with self._changed:
             self._paused = True
         self._wait([server.call(DenseVerb.LEAVE, self._called) for server in self._servers])
 
     def meet(self, buffers: Sequence[Tensor] = ()) -> tuple[F32, F32]:
-        """The model of all replicas, float32[P], which keep their own; all call it, while none of them trains.
+        """Returns the model of all replicas. All replicas must call it, while none of them trains.
 
-        No round is under way from here until the next step.
+        The replicas keep their parameters. No round is under way from here until the next step.
 
         Args:
-            buffers: floating-point ones, Q numbers together.
+            buffers: the floating-point buffers, Q numbers together.
 
         Returns:
             The model, float32[P], and the mean of all replicas' buffers, float32[Q].
         """
         self.leave()
         with self._changed:
-            with waiting():  # for the dense servers
+            with waiting():  # waits for the dense servers
                 self._changed.wait_for(lambda: not self._busy)
             if self._failure is not None:
                 raise self._failure
@@ -113,17 +114,17 @@ class Shadow:
         return np.concatenate(replies[::2]), np.concatenate(replies[1::2])
 
     def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
-        """Title of each dense server → its ``Stats.snapshot``."""
+        """Maps the title of each dense server to its ``Stats.snapshot``."""
         replies = answers(self._servers, DenseVerb.STATS, (int(spans),))
         return {f"dense-server {number}": from_text(frame.arrays[0]) for number, frame in enumerate(replies)}
 
     def close(self) -> None:
-        """Ends the thread, and lets the servers go."""
+        """Ends the thread, and disconnects from the servers."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         for server in self._servers:
-            server.close()  # a round under way raises
+            server.close()  # makes a round under way fail
         self._thread.join()
 
     def _is_due(self) -> bool:
@@ -139,7 +140,7 @@ class Shadow:
             try:
                 with self._stats.spans("average"):
                     self._average()
-            except Exception as error:  # told by the next step, or the next meeting
+            except Exception as error:  # the next step or meeting raises it
                 self._failure = error
             with self._changed:
                 self._busy = False
@@ -165,15 +166,15 @@ class Shadow:
 
 
 def check_averaged(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuses parameters that are not averaged.
+    """Refuses parameters that cannot be averaged.
 
     Raises:
-        ConfigError: names one that is not float32.
+        ConfigError: names a parameter that is not float32.
     """
     for name, parameter in named:
         if parameter.dtype != torch.float32:
             raise ConfigError(
-                f"dense parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}; expected float32, in which copies are"
+                f"dense parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}; expected float32, the dtype in which copies are"
                 " averaged: make it float32, or set groups = 1"
             )
 
@@ -186,7 +187,7 @@ def _flat(tensors: Sequence[Tensor]) -> F32:
 
 
 def average_buffers(buffers: Iterable[Tensor], ranks: TrainerGroup) -> None:
-    """Makes each buffer the mean of all copies, in place; rank 0's where it counts."""
+    """Sets each buffer to the mean of all copies, in place. Integer buffers get rank 0's values."""
     for buffer in buffers:
         if buffer.is_floating_point():
             ranks.all_reduce(buffer)

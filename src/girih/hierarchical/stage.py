@@ -1,4 +1,4 @@
-"""A stage of a net on group servers, for autograd: all its parts run side by side, forward and backward (HT §3.1.1)."""
+"""A stage of a net on group servers, for autograd. All its parts run in parallel, forward and backward (HT §3.1.1)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from girih.models.layers.autograd import Context
 
 T = TypeVar("T")
 Stage = list[tuple[str, list[Tensor]]]
-"""Parts that run side by side: the name of each, and its inputs."""
+"""Parts that run in parallel: the name of each, and its inputs."""
 
 
 class BatchOnServers:
-    """One batch of a net, as it is on the servers of a group: from the first forward pass until it is applied or dropped.
+    """One batch of a net on the servers of a group, from the first forward pass until it is applied or dropped.
 
     Args:
-        streams: what writes the net's gradients.
+        streams: the codecs of the net's gradients.
 
     Attributes:
-        refusal: names a parameter there whose gradient is NaN or infinite.
+        refusal: the name of a parameter on the servers whose gradient is NaN or infinite.
     """
 
     def __init__(self, group: GroupClient, net: int, number: int, streams: GradientStreams) -> None:
@@ -42,29 +42,29 @@ class BatchOnServers:
         self._leaf = torch.zeros((), requires_grad=True)
 
     def exchange(self, stage: Stage) -> list[list[Tensor]]:
-        """Runs the parts of a stage on their servers; returns the outputs of each."""
+        """Runs the parts of a stage on their servers. Returns the outputs of each."""
         tensors = [tensor for _, inputs in stage for tensor in inputs]
         if not torch.is_grad_enabled():
             return self.forward(stage, tuple(tensors), (False,) * len(tensors), train=False)[1]
         counts: list[int] = []
-        # a part of numeric inputs alone has gradients of parameters all the same
+        # even without inputs that need gradients, a part has gradients of its parameters
         outputs = _StageFunction.apply(self._leaf, self, stage, counts, *tensors)  # type: ignore[no-untyped-call]
         return _pieces(outputs, counts)
 
     def norms(self) -> dict[str, float]:
-        """The norms of the gradients there, by the names of parameters."""
+        """The norms of the gradients on the servers, by the names of parameters."""
         norms: dict[str, float] = {}
         for frame in self._ask(GroupVerb.NORMS):
             norms |= from_text(frame.arrays[0])
         return norms
 
     def apply(self, options: tuple[OptimizerOptions, ...], scale: float = 1.0) -> None:
-        """Moves the parameters there, by the gradients times ``scale``; returns once they are."""
+        """Moves the parameters on the servers by the gradients times ``scale``. Returns when all have moved."""
         self._ask(GroupVerb.APPLY, as_text((options, scale)))
         self._streams.apply()
 
     def discard(self) -> None:
-        """Drops what is there."""
+        """Drops the batch on the servers."""
         self._streams.discard()
         self._ask(GroupVerb.DISCARD)
 
@@ -74,12 +74,12 @@ class BatchOnServers:
     def forward(
         self, stage: Stage, tensors: tuple[Tensor, ...], needs: tuple[bool, ...], *, train: bool
     ) -> tuple[list[int], list[list[Tensor]], list[list[bool]]]:
-        """Runs the parts of a stage: the numbers of these passes, the outputs, and which of them have gradients."""
+        """Runs the parts of a stage. Returns the passes' numbers, the outputs, and flags of those with gradients."""
         numbers = [next(self._calls) for _ in stage]
         if train:
             self._touched.update(self._group.server_of(name) for name, _ in stage)
         wanted = _pieces(needs, [len(inputs) for _, inputs in stage])
-        inputs_of = _pieces(tensors, map(len, wanted))  # as autograd has them, unlike those of the stage
+        inputs_of = _pieces(tensors, map(len, wanted))  # the tensors from autograd, not those in ``stage``
         waiting = [
             self._group.forward((self._net, self._number, number), name, inputs, flags, train=train)
             for number, (name, _), inputs, flags in zip(numbers, stage, inputs_of, wanted, strict=True)
@@ -90,7 +90,7 @@ class BatchOnServers:
     def backward(
         self, numbers: list[int], names: list[str], gradients: list[list[Tensor | None]]
     ) -> list[list[Tensor | None] | None]:
-        """Gradients of the inputs of each part; None for one whose outputs took no part in the loss."""
+        """Gradients of the inputs of each part. None for a part whose outputs took no part in the loss."""
         waiting = [
             self._group.backward((self._net, self._number, number), name, given, self._streams.of(name))
             for number, name, given in zip(numbers, names, gradients, strict=True)
@@ -112,7 +112,7 @@ class BatchOnServers:
 
 
 def _pieces(values: Sequence[T], sizes: Iterable[int]) -> list[list[T]]:
-    """Values in lists of these lengths."""
+    """Splits values into lists of these lengths."""
     following = iter(values)
     return [list(islice(following, size)) for size in sizes]
 
@@ -123,7 +123,7 @@ class _Passes(Context, Protocol):
 
 
 class _StageFunction(torch.autograd.Function):
-    """Inputs of all parts to the outputs of all parts, whose numbers are put into ``counts``."""
+    """Maps the inputs of all parts to their outputs. Puts the number of outputs of each part into ``counts``."""
 
     @staticmethod
     def forward(

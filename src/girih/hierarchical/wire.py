@@ -1,4 +1,4 @@
-"""The codecs by which training steps write tensors between trainers and group servers (HT §4.2)."""
+"""The codecs of tensors between trainers and group servers in training steps (HT §4.2)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from girih.errors import WireError
 from girih.kernels.buffers import Take
 
 CODECS: tuple[Codec, ...] = (Float32(), BFloat16(), Int8(), TopK())
-"""By the numbers that messages have for them; a new codec comes last."""
+"""Codecs, indexed by their numbers in messages. A new codec comes last."""
 NUMBERS = {codec.name: number for number, codec in enumerate(CODECS)}
 Coder = Codec | ErrorFeedback
 Coders = Callable[[int], Coder]
-"""Number of a tensor among those of a message → what writes it."""
+"""Number of a tensor in a message → its coder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Names of codecs. Evaluation goes as float32, whatever they are: what is measured there is the model that is saved.
+    """Names of codecs. Evaluation always uses float32, so that it measures the model that is saved.
 
     Attributes:
-        activations: forward: inputs of parts, and their outputs. gradients: backward, both ways.
+        activations: forward: inputs of parts, and their outputs.
+        gradients: backward, in both directions.
     """
 
     activations: str = "float32"
@@ -48,7 +49,7 @@ class Wire:
 
     @property
     def packs(self) -> bool:
-        """Whether anything is sent in fewer bytes, by kernels that want to be compiled."""
+        """Returns whether any codec compresses. Its kernels must then be compiled."""
         return (self.activations, self.gradients) != ("float32", "float32")
 
     def forward(self, *, train: bool) -> Coders:
@@ -57,18 +58,19 @@ class Wire:
         return lambda number: codec
 
     def backward(self) -> GradientStreams:
-        """New streams for the gradients of one net."""
+        """Makes new streams for the gradients of one net."""
         return GradientStreams(GRADIENTS[self.gradients])
 
 
 PLAIN = Wire()
-"""Everything as float32."""
+"""The wire that sends everything as float32."""
 
 
 class GradientStreams:
-    """Writes the gradients that one net sends; where that leaves numbers out, each tensor of each part has a stream of its own.
+    """The codecs of the gradients that one net sends.
 
-    Methods but ``of`` are called while nothing of the net is being written.
+    If the codec leaves numbers out, each tensor of each part has a separate stream. Except ``of``,
+    no method may be called while gradients of the net are being written.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -83,21 +85,24 @@ class GradientStreams:
         return lambda number: self._streams.setdefault((part, number), ErrorFeedback(codec))
 
     def apply(self) -> None:
-        """The step was applied: what it left out comes with the next one."""
+        """Notes that the step was applied. The next step will send the numbers that this step left out."""
         for stream in self._streams.values():
             stream.apply()
 
     def discard(self) -> None:
-        """The step was dropped: what it left out is, what earlier ones left out stays."""
+        """Notes that the step was dropped. Drops the numbers that it left out, and keeps those of earlier steps."""
         for stream in self._streams.values():
             stream.discard()
 
     def forget(self) -> None:
-        """Drops what earlier steps left out, which is of another model."""
+        """Drops the numbers that earlier steps left out, because they belong to another model."""
         self._streams.clear()
 
     def left(self) -> dict[tuple[str, int], NDArray[np.float32]]:
-        """The numbers that earlier steps left out: part and number of a tensor → float32[n]; empty where a codec leaves nothing out."""
+        """The numbers that earlier steps left out: part and number of a tensor → float32[n].
+
+        Empty if the codec leaves nothing out.
+        """
         return {place: stream.left for place, stream in self._streams.items() if len(stream.left)}
 
     def put(self, part: str, number: int, left: NDArray[np.float32]) -> None:
@@ -107,7 +112,7 @@ class GradientStreams:
 
 
 def codec_of(coder: Coder) -> Codec:
-    """The codec of a message."""
+    """The codec of a coder."""
     return coder.codec if isinstance(coder, ErrorFeedback) else coder
 
 
@@ -118,15 +123,15 @@ _DTYPES = (
     torch.uint8, torch.bool,
 )  # fmt: skip
 _CODED = (torch.float32, torch.bfloat16)
-_CARRIERS = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}  # which numpy, or a frame, does not know
+_CARRIERS = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}  # unknown to numpy, or to frames
 
 
 def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = None) -> list[NDArray[Any]]:
-    """Copies tensors into arrays that may be sent.
+    """Copies tensors into arrays for sending.
 
     Args:
-        take: gives the arrays to fill, as those of a connection that are sent without another copy.
-        coders: what writes tensors of float32 and bfloat16 that become smaller by it.
+        take: provides the arrays to fill, for example arrays of a connection, which are sent without another copy.
+        coders: the coders of float32 and bfloat16 tensors, used if they make a tensor smaller.
 
     Raises:
         WireError: a tensor of another dtype, or of more than 8 dims.
@@ -151,7 +156,7 @@ def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = N
 
 
 def unpack(arrays: Sequence[NDArray[Any]]) -> list[Tensor | None]:
-    """The inverse of :func:`pack`: tensors over the memory of the arrays, which nobody else writes to."""
+    """The inverse of :func:`pack`. The tensors share the memory of the arrays, so no other code may write to it."""
     description, *parts = arrays
     flat = iter(parts)
     tensors: list[Tensor | None] = []
@@ -175,7 +180,7 @@ def num_bytes(arrays: Sequence[NDArray[Any]]) -> int:
 
 
 def _coded(number: int, tensor: Tensor, coders: Coders | None) -> tuple[int, tuple[NDArray[Any], ...]]:
-    """The number of the codec and its message; 0 and nothing where the tensor goes as it is."""
+    """The number of the codec and its message. 0 and nothing if the tensor is sent without a codec."""
     if coders is None or tensor.dtype not in _CODED:
         return 0, ()
     coder = coders(number)
@@ -195,13 +200,13 @@ def _filled(tensor: Tensor, take: Take) -> NDArray[Any]:
 Entry = tuple[str, str | None, object]
 """Name of a parameter or buffer; None, or a key of the optimizer's state; a tensor or a plain value."""
 MOST_ENTRIES = 100
-"""A frame of STATE, RESTORE, EXTRA_STATE or LOAD_EXTRA_STATE has at most this number."""
+"""The largest number of entries in a frame of STATE, RESTORE, EXTRA_STATE or LOAD_EXTRA_STATE."""
 MOST_ENTRY_BYTES = 64 << 20
-"""A frame has at most this number, unless a single tensor has more."""
+"""The largest size of a frame in bytes, unless a single tensor is larger."""
 
 
 def pack_entries(entries: Sequence[Entry], take: Take) -> tuple[int, list[NDArray[Any]]]:
-    """Packs the first entries, as many as a frame may have; returns their number too."""
+    """Packs the first entries, up to the limits of a frame. Also returns their number."""
     described, tensors, size = [], list[Tensor](), 0
     for name, key, value in entries[:MOST_ENTRIES]:
         if isinstance(value, Tensor):
@@ -228,27 +233,31 @@ def unpack_entries(arrays: Sequence[NDArray[Any]]) -> list[Entry]:
 
 
 RANDOM = "random"
-"""The name of the entry of EXTRA_STATE that is the state of the random generator, uint8[]."""
+"""The name of the entry of EXTRA_STATE that holds the state of the random generator, uint8[]."""
 
 
 class GroupVerb(IntEnum):
-    """Requests, with the integers and arrays of each:
+    """Requests, with the integers and arrays of each.
 
-    FORWARD: (net, batch, call, part, train); needs int8[inputs], packed inputs → (); has int8[outputs], packed outputs. ``part`` is
-        the number of one among the server's, ``call`` counts the forward passes of the batch; ``needs`` and ``has`` say which
-        tensors have gradients.
-    BACKWARD: (net, batch, call); packed gradients of the outputs → (); text of a parameter whose gradient is not finite (null:
-        all are), packed gradients of the inputs.
-    NORMS: (net, batch) → (); text of names in the whole model, with the norm of each gradient.
-    APPLY: (net, batch); text of the optimizer's options now, and of what gradients are multiplied by → (staleness,). DISCARD: (net, batch) → ().
-    STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors. RESTORE: (first frame,); text, packed
-        tensors → ().
-    EXTRA_STATE: (first entry,) → (next entry, entries); text, packed tensors: the state of the random generator, where parts draw from it, and what
-        top-k has left out of the gradients that this trainer's nets got. LOAD_EXTRA_STATE: text, packed tensors → ().
-    STATS: (with spans) → text of a snapshot, and of those of dense servers by title, from the first server.
-    BEGIN: () → (): the averaging of groups begins with these parameters. MEET: () → (), once all groups have met: what is evaluated and
-        answered to STATE is the model of all groups from here on, until the next meeting. LEAVE: () → (): this trainer makes no step
-        before the next meeting; rounds of averaging do not wait for a group whose trainers all say so.
+    - FORWARD: (net, batch, call, part, train); needs int8[inputs], packed inputs → (); has int8[outputs], packed
+      outputs. ``part`` is the number of a part of the server. ``call`` counts the forward passes of the batch.
+      ``needs`` and ``has`` mark the tensors that have gradients.
+    - BACKWARD: (net, batch, call); packed gradients of the outputs → (); text, packed gradients of the inputs. The
+      text names a parameter whose gradient is not finite, or is null.
+    - NORMS: (net, batch) → (); text: the norm of each gradient, by name in the whole model.
+    - APPLY: (net, batch); text: the optimizer's current options and the factor for the gradients → (staleness,).
+    - DISCARD: (net, batch) → ().
+    - STATE: (first entry, with the optimizer's) → (next entry, entries); text, packed tensors.
+    - RESTORE: (first frame,); text, packed tensors → ().
+    - EXTRA_STATE: (first entry,) → (next entry, entries); text, packed tensors: the state of the random generator, if
+      parts draw from it, and the numbers that top-k left out of the gradients for this trainer's nets.
+    - LOAD_EXTRA_STATE: text, packed tensors → ().
+    - STATS: (with spans) → text of a snapshot. The first server adds snapshots of dense servers by title.
+    - BEGIN: () → (): the averaging of groups begins with these parameters.
+    - MEET: () → (), once all groups have met: from here to the next meeting, evaluations and STATE use the model of
+      all groups.
+    - LEAVE: () → (): this trainer makes no step before the next meeting. Rounds of averaging do not wait for a group
+      whose trainers have all left.
     """
 
     FORWARD = 1

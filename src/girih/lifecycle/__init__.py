@@ -1,1 +1,1 @@
-"""One run from its plan to its summary: planned, opened, resumed, rescaled, closed."""
+"""Plans, opens, resumes, rescales and closes one run."""

@@ -1,4 +1,4 @@
-"""Kernels of a run, compiled before a step waits for them, so that no rate and no time of a phase counts it."""
+"""Compiles the kernels of a run before a step needs them, so that compilation does not distort measured times."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from girih.sparse.spec import SparseSpec
 
 
 class Compiling:
-    """Compiles what is not compiled yet.
+    """Compiles kernels that are not compiled yet.
 
     Args:
-        log: takes a line about it, where it takes long.
+        log: receives a line if compilation takes long.
 
     Attributes:
-        seconds: that it took so far.
+        seconds: total time of compilation so far.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
@@ -24,11 +24,11 @@ class Compiling:
         self._log = log
 
     def __call__(self, kernels: Sequence[str]) -> None:
-        """Compiles kernels by their names, as those of :mod:`girih.kernels.cpu.ahead` are."""
+        """Compiles kernels by their names in :mod:`girih.kernels.cpu.ahead`."""
         self.seconds += ahead.make_ready(kernels, self._log)
 
     def for_rows(self, sparse: SparseSpec) -> None:
-        """Kernels of training by the optimizers and the tiers of rows."""
+        """Compiles training kernels for the optimizers and tiers of rows."""
         specs = [group.spec for group in sparse.groups()]
         optimizers = ([segment.optimizer for segment in spec.segments] for spec in specs)
         evictions = (table.eviction for spec in specs for table in spec.tables)
@@ -39,7 +39,7 @@ class Compiling:
             self(ahead.above_host())
 
     def for_wire(self, plan: Plan) -> None:
-        """Kernels of the codecs that a plan has chosen."""
+        """Compiles kernels of the codecs in a plan."""
         if plan.wire.get("compress_ids") or "float16" in plan.wire.values():
             self(ahead.packing())
         if {plan.wire.get(kind, "float32") for kind in ("activations", "dense_gradients")} != {"float32"}:

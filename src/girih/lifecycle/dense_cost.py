@@ -1,4 +1,4 @@
-"""The cost of an example in the model, memory and time of a forward and backward pass: measured, or for plans without a clock."""
+"""Memory and time that the model takes per example: measured, or counted for plans, which must not depend on a clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from girih.sparse.spec import SparseSpec
 
 EXAMPLES, FEW, REPEATS = 256, 2, 3
 MOST, LIMIT_S = 20, 0.1
-"""Passes are run until they took so long, at least three and at most twenty: short ones vary."""
+"""Seconds to repeat passes for, at least three and at most twenty passes, since short passes vary."""
 
 
 def measure_dense_cost(
@@ -36,15 +36,15 @@ def measure_dense_cost(
 ) -> DenseCost | None:
     """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
 
-    Called by all trainers, who compute at the same time, as they do in training; what rank 0 finds is everybody's. What
-    autograd saves is counted, each memory once, without parameters and rows, which are there anyway. Time is a fast one of
-    some runs, see :func:`_now`; a line through that of few examples and that of more tells what a pass takes from what each example adds.
+    All trainers call it and compute at the same time, the same as in training. All use the result of rank 0. Memory counts
+    what autograd saves, each storage once, without parameters and rows, which exist anyway. Time is that of a fast
+    run, see :func:`_now`. A line through a small and a large pass separates the cost of a pass from that of an example.
 
     Args:
-        examples: of the larger pass.
+        examples: number of examples in the larger pass.
 
     Returns:
-        None where there are fewer than three examples.
+        None if there are fewer than three examples.
 
     Raises:
         DataError: a bad row.
@@ -70,10 +70,10 @@ def measure_dense_cost(
 def count_dense_cost(
     data: Dataset, sparse: SparseSpec, dense: DenseSpec, facts: Facts, num_local: int
 ) -> DenseCost | None:
-    """Returns the cost that plans decide from, see :func:`measure_dense_cost`: what the model keeps of an example is counted, times are nominal.
+    """Returns the cost for plans, see :func:`measure_dense_cost`. Memory per example is counted, and times are nominal.
 
     Args:
-        num_local: trainers that share this machine's memory.
+        num_local: number of trainers that share this machine's memory.
     """
     batch = _first_examples(data, EXAMPLES)
     if batch is None:
@@ -89,7 +89,7 @@ def count_dense_cost(
 
 
 def count_update(dense: DenseSpec, speeds: Speeds) -> DenseCost:
-    """Returns the cost of the optimizer that plans decide from: its state is counted, and read and written at the nominal speed."""
+    """Returns the optimizer's cost for plans: its state is counted, and read and written at the nominal speed."""
     cost = with_update(DenseCost(0.0, host_memory_bytes()), dense, TrainerGroup())
     size = sum(each.nbytes for each in dense.module.parameters() if each.requires_grad)
     update_s = 2 * cost.parameter_copies * size / speeds.memory_bytes_per_s
@@ -97,9 +97,9 @@ def count_update(dense: DenseSpec, speeds: Speeds) -> DenseCost:
 
 
 def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> DenseCost:
-    """The same cost with that of the optimizer: some of its steps on a copy of the parameters, with gradients of zero.
+    """Adds the cost of the optimizer, measured in some steps on a copy of the parameters, with gradients of zero.
 
-    Called by all trainers; what rank 0 finds is everybody's.
+    All trainers call it and use the result of rank 0.
     """
     parameters = [
         nn.Parameter(each.detach().to(dense.device, copy=True))
@@ -112,7 +112,7 @@ def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> Dense
     for each in parameters:
         each.grad = torch.zeros_like(each)
     seconds = []
-    for _ in range(1 + REPEATS):  # the first one makes the state
+    for _ in range(1 + REPEATS):  # the first step creates the state
         started = _now(dense.device)
         optimizer.step()
         seconds.append(_now(dense.device) - started)
@@ -124,7 +124,7 @@ def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> Dense
 
 
 def _first_examples(data: Dataset, count: int) -> Batch | None:
-    """The first examples in file order; None where there are too few."""
+    """Returns the first examples in file order; None if there are too few."""
     batch = next(iter(data.in_order().batches(0)), None)
     if batch is None or batch[0].num_examples <= FEW:
         return None
@@ -133,7 +133,7 @@ def _first_examples(data: Dataset, count: int) -> Batch | None:
 
 @contextmanager
 def _copied(dense: DenseSpec) -> Iterator[nn.Module]:
-    """A copy of the model, whose gradients and running moments may move; random numbers are drawn anew afterwards."""
+    """Yields a copy of the model, whose gradients and running moments may change. Afterwards, restores the random state."""
     devices = [dense.device] if dense.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         yield copy.deepcopy(dense.module).to(dense.device)
@@ -155,7 +155,7 @@ def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: E
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in there:
-            storages[storage.data_ptr()] = storage.nbytes(), tensor  # which keeps the address taken
+            storages[storage.data_ptr()] = storage.nbytes(), tensor  # the reference keeps the address in use
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), dense.arithmetic():
@@ -167,7 +167,7 @@ def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: E
 def _seconds(
     module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings
 ) -> tuple[float, float]:
-    """Seconds of a fast pass, and threads that it kept busy: by processor time, which others do not add to; first quartiles of both."""
+    """Returns seconds of a fast pass, and its busy threads by processor time, as other processes do not count; first quartiles."""
     inputs, numeric = _inputs(dense, batch, embeddings)
     passes_s: list[float] = []
     busy: list[float] = []
@@ -190,9 +190,9 @@ def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Emb
 
 
 def _now(device: torch.device) -> float:
-    """A GPU's time on the clock; on a CPU the processor time of this thread, which takes part in all that a pass computes.
+    """Returns a GPU's wall-clock time; on a CPU the processor time of this thread, which takes part in the whole pass.
 
-    Roles of the run start meanwhile, and import torch: on the clock a pass took 2.4 times as long as they had left it cores.
+    The run's other processes start at the same time, and import torch. By wall clock, a pass took 2.4 times as long.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -201,17 +201,17 @@ def _now(device: torch.device) -> float:
 
 
 def memory_bytes(device: torch.device) -> float:
-    """Memory of this host, or of a GPU."""
+    """Returns the memory of this host, or of a GPU."""
     return float(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else host_memory_bytes()
 
 
 def host_memory_bytes() -> float:
-    """Memory of this host."""
+    """Returns the memory of this host."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def host_bytes() -> float:
-    """Memory that this host could give now."""
+    """Returns the free memory of this host."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,4 +1,4 @@
-"""A run that begins with the weights of an earlier one: rows by table, dense parameters by name and shape, the rest afresh."""
+"""Begins a run with the weights of an earlier one: rows by table, dense parameters by name and shape. The rest is new."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MOST_NAMES = 8
 
 @dataclass
 class Inherited:
-    """The weights that a run took of an earlier one, and those that it left, with the reason.
+    """The weights that a run took from an earlier one, and those that it did not take, with the reason.
 
     Attributes:
         place: the checkpoint.
-        rows: table → rows that it has there. begun: table → why optimizers of its rows begin anew.
+        rows: table → number of rows in the checkpoint. begun: table → reason why its optimizers start again.
         parameters: names of dense parameters and buffers. normalized: features whose mean and deviation are kept.
-        left: what is not taken: its name and the reason.
-        fresh: what there is no counterpart of.
+        left: name of a thing that was not taken → reason.
+        fresh: things without a counterpart in the checkpoint.
     """
 
     place: str
@@ -51,7 +51,7 @@ class Inherited:
             taken.append(f"mean and deviation of {_listed(self.normalized)}")
         sentences = [f"begins with {self.place}: {'; '.join(taken)}"]
         sentences += [
-            f"optimizers of rows begin anew: {_listed(names)} ({why})"
+            f"optimizers of rows start again: {_listed(names)} ({why})"
             for why, names in _by_reason(self.begun)
         ]
         sentences += [f"left: {_listed(names)} ({why})" for why, names in _by_reason(self.left)]
@@ -99,7 +99,7 @@ def rows_that_fit(loaded: LoadedCheckpoint, groups: Sequence[Group], inherited: 
 
 
 def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, inherited: Inherited) -> None:
-    """Replaces the dense parameters, and buffers, that the earlier model has by the same name in the same shape; its optimizer stays as it is."""
+    """Replaces dense parameters and buffers by those with the same name and shape in the checkpoint. Keeps the optimizer."""
     state = dense.state()
     theirs: Mapping[str, Any] = loaded.dense["model"]
     model: dict[str, Any] = dict(state["model"])
@@ -119,9 +119,9 @@ def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, inherited: Inheri
 
 
 def moments_of(loaded: LoadedCheckpoint, schema: Schema, inherited: Inherited) -> dict[str, object]:
-    """Moments that the earlier run has of features to be standardized, as :meth:`NormalizationStats.to_dict` has them: parameters were trained by them.
+    """Returns the checkpoint's moments of features to standardize, for :meth:`NormalizationStats.to_dict`: parameters depend on them.
 
-    They stay, whatever is measured of the new data for the features that the earlier run has not, or transforms in another way.
+    They stay. The new data are only measured for features that the earlier run lacks, or transforms differently.
     """
     theirs = {feature.name: feature for feature in loaded.schema.numeric}
     saved = {} if loaded.normalization is None else loaded.normalization.to_dict()

@@ -1,6 +1,6 @@
-"""From facts to a plan: what is counted in the first batches, which plan holds, where operators run, which speed is predicted.
+"""Makes a plan from facts: measures the first batches, chooses the plan, places operators, predicts the speed.
 
-No decision rests on a clock.
+No decision depends on a clock.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from girih.training.session import RunContext
 
 
 def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) -> ModelFacts:
-    """Parameters, substitutable operators and optimizer of a model.
+    """Returns parameters, substitutable operators and optimizer of a model.
 
     Raises:
-        ConfigError: ``optimizer`` makes no optimizer.
+        ConfigError: ``optimizer`` does not return an optimizer.
     """
     operators = list(operators_of(module))
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    spread = {  # those that go with features
+    spread = {  # parameters that belong to features
         operator.get_parameter(name)
         for _, operator in operators
         for name in copy.deepcopy(operator).narrow(schema)
@@ -103,7 +103,7 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
 
 
 def _last_bucket(parameters: Sequence[nn.Parameter]) -> int:
-    """Numbers of the last bucket that torch's DistributedDataParallel fills, from the parameters declared last to the first."""
+    """Returns the size of the last bucket that torch's DistributedDataParallel fills, from the last declared parameter to the first."""
     filled = 0
     for number, parameter in enumerate(reversed(parameters), start=1):
         filled += parameter.numel()
@@ -113,17 +113,17 @@ def _last_bucket(parameters: Sequence[nn.Parameter]) -> int:
 
 
 def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
-    """The trainers that a launcher, or ``torchrun``, has started for a strategy; or this one alone."""
+    """Returns the trainers that a launcher, or ``torchrun``, has started for a strategy; or this process alone."""
     return Cluster() if strategy.capabilities.standalone else Cluster.join(strategy.trainers, options=options)
 
 
 def facts_of(
     sparse: SparseSpec, dense: DenseSpec, num_trainers: int, schedule: ScheduleOptions | None = None
 ) -> Facts:
-    """Facts that are known without data.
+    """Returns the facts that are known without data.
 
     Raises:
-        ConfigError: the dense optimizer is none.
+        ConfigError: the option of the dense optimizer is not an optimizer.
     """
     groups = [
         GroupFacts(
@@ -172,12 +172,12 @@ def decide(
     """Returns the plan of a run. All trainers call it together.
 
     Args:
-        train: the training data, where it is known. Rank 0 measures its first batches if the strategy wants them.
-        earlier: the plan of the run that is resumed. It holds where it fits, else its measurements are used again.
-        pinned: the plan of the user; where it names no hosts, trainers are where they are.
+        train: the training data, if known. Rank 0 measures its first batches if the strategy needs the profile.
+        earlier: the plan of the resumed run. It is kept if it fits, else only its measurements are reused.
+        pinned: the user's plan. If it names no hosts, trainers stay on their current hosts.
 
     Raises:
-        ConfigError: see :func:`_check_pinned`; or the strategy plans without ``[schedule]``.
+        ConfigError: see :func:`_check_pinned`; or the strategy does not support ``[schedule]``.
     """
     ranks, sparse = context.ranks, context.sparse
     hosts = ranks.hosts()
@@ -188,7 +188,7 @@ def decide(
     draft = strategy.plan(facts)
     if facts.schedule != ScheduleOptions() and not draft.asked:
         raise ConfigError(
-            f"schedule: strategy {strategy.name!r} plans without it; have its plan made by base_plan, or drop [schedule]"
+            f"schedule: strategy {strategy.name!r} ignores it in its plan; make the plan with base_plan, or drop [schedule]"
         )
     if facts.schedule.micro_batches != 1 and "micro_batches" not in draft.schedule:
         raise ConfigError(
@@ -218,15 +218,15 @@ def decide(
 
 
 def _check_pinned(pinned: Plan, draft: Plan, strategy: Strategy, sparse: SparseSpec) -> None:
-    """Refuses a plan of the user that does not fit the run.
+    """Refuses a user's plan that does not fit the run.
 
     Raises:
-        ConfigError: it is of another strategy, or of other options, processes or tables.
+        ConfigError: the plan is for another strategy, or for other options, processes or tables.
     """
     if not pinned.fits(draft):
         raise ConfigError(
-            f"the plan is of strategy {pinned.strategy!r} with options {dict(pinned.options)}, processes"
-            f" {dict(pinned.roles)} and schedule {dict(pinned.asked)}, the run of {draft.strategy!r} with"
+            f"the plan is for strategy {pinned.strategy!r} with options {dict(pinned.options)}, processes"
+            f" {dict(pinned.roles)} and schedule {dict(pinned.asked)}, but the run has {draft.strategy!r} with"
             f" {dict(draft.options)}, {dict(draft.roles)} and {dict(draft.asked)}; plan again with girih plan"
         )
     pinned.check_like(draft)
@@ -234,11 +234,11 @@ def _check_pinned(pinned: Plan, draft: Plan, strategy: Strategy, sparse: SparseS
         raise ConfigError(
             f"plan: tagging: under strategy {strategy.name!r} all operators run on trainers; plan again with girih plan"
         )
-    sparse.following(pinned).groups()  # which refuses what is no packing
+    sparse.following(pinned).groups()  # groups() refuses an invalid packing
 
 
 def _can_be_packed(sparse: SparseSpec, earlier: Plan, draft: Plan) -> bool:
-    """Returns whether the groups of an earlier plan can hold the current tables. Optimizers may have changed."""
+    """Returns whether the groups of an earlier plan can hold the current tables. Optimizers may differ."""
     try:
         earlier.check_like(draft)
         sparse.following(earlier).groups()
@@ -262,13 +262,13 @@ SAMPLE_BATCHES = 4
 
 
 def measure_access(data: Dataset, spec: SparseSpec, num_trainers: int) -> AccessProfile:
-    """Reads the first batches in file order, ids alone.
+    """Measures the access profile on the first batches in file order, from their ids.
 
     Raises:
         DataError: a bad row.
     """
     groups = spec.groups()
-    if not groups:  # numeric features alone
+    if not groups:  # only numeric features
         return AccessProfile(rows={}, rows_of_share={}, widths={})
     batches = data.select([feature.name for feature in spec.schema.sparse]).in_order()
     widths = {table.name: group.spec.dim for group in groups for table in group.spec.tables}
@@ -296,7 +296,7 @@ def measure_access(data: Dataset, spec: SparseSpec, num_trainers: int) -> Access
 
 
 def _counted(batch: Batch, groups: Sequence[Group]) -> Iterator[tuple[str, int, int]]:
-    """Yields a table, and its unique keys and ids in a batch."""
+    """Yields each table, with its unique keys and ids in a batch."""
     dedup, inverse = Dedup(Buffers()), np.empty(len(batch.ids), np.int32)
     for group in groups:
         unique_keys, tables = dedup.unique(ids_of(batch, group), inverse), group.spec.tables
@@ -306,19 +306,19 @@ def _counted(batch: Batch, groups: Sequence[Group]) -> Iterator[tuple[str, int, 
 
 
 MOST_EXAMPLES = 4096
-"""The pass that is measured has no more; a line goes on to larger shares."""
+"""Maximum examples in the measured pass; larger shares are extrapolated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A calibration, and the file that it is from."""
+    """A calibration, and the file that it comes from."""
 
     calibration: Calibration
     file: str
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """A file of ``girih calibrate``.
+        """Reads a file of ``girih calibrate``.
 
         Raises:
             MissingFileError, ConfigError: see :meth:`Calibration.read`.
@@ -334,9 +334,9 @@ def measured(
     dense: DenseSpec,
     ranks: TrainerGroup,
 ) -> Facts:
-    """Facts with all that a speed is predicted from: ids of the first batches, and a pass of the model on a trainer's share.
+    """Adds the facts to predict a speed: ids of the first batches, and a pass of the model on a trainer's share.
 
-    They are not for plans: measuring must not change what a run does.
+    These facts are not for plans, because a measurement must not change what a run does.
     """
     trainers = facts.num_trainers
     profile = asdict(measure_access(train, sparse, trainers)) if ranks.first else None
@@ -353,9 +353,9 @@ def measured(
 def measured_pass(
     train: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup, trainers: int
 ) -> DenseCost | None:
-    """The cost of a pass of the model on the share of one of so many trainers, and of its optimizer's step, with the threads that there are.
+    """Measures a pass of the model on one trainer's share, and its optimizer's step, with torch's current threads.
 
-    None where there are too few examples, see :func:`measure_dense_cost`.
+    Returns None if there are too few examples, see :func:`measure_dense_cost`.
     """
     share = max(1, min(MOST_EXAMPLES, train.batch_size // trainers))
     cost = measure_dense_cost(train, sparse, dense, ranks, share)
@@ -364,7 +364,7 @@ def measured_pass(
 
 @contextmanager
 def threads_of(num_trainers: int, machines: int = 1) -> Iterator[None]:
-    """As many of torch's threads as each of so many trainers has on so many machines like this one, put back afterwards."""
+    """Sets torch's threads to the number of each of ``num_trainers`` on ``machines`` like this one; restores it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, max(1, before * machines // num_trainers)))
     try:
@@ -375,10 +375,10 @@ def threads_of(num_trainers: int, machines: int = 1) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedNet:
-    """The net of a run over the devices of a group.
+    """The net of a run, placed on the devices of a group.
 
     Attributes:
-        plan: with its tagging. facts: with the operators and their devices. tagged: what speaks for these.
+        plan: with its tagging. facts: with the operators and their devices. tagged: the tagging with its reasons.
     """
 
     plan: Plan
@@ -390,12 +390,12 @@ class PlacedNet:
 def place_net(
     plan: Plan, strategy: Strategy, facts: Facts, sparse: SparseSpec, dense: DenseSpec
 ) -> PlacedNet:
-    """Tags the operators of a model with devices, unless the plan has: then it is checked.
+    """Tags the operators of a model with devices. If the plan has a tagging, only checks it.
 
-    Done by one trainer: it rests on this machine's memory, and on the optimizer's cost, counted here if ``facts`` lack it.
+    One trainer does this, since it depends on this machine's memory. If ``facts`` lack the optimizer's cost, it is counted here.
 
     Args:
-        strategy: one that ``places_operators``.
+        strategy: a strategy that ``places_operators``.
 
     Raises:
         ConfigError: the net does not fit into the memory of the group, or the plan does not fit the net.
@@ -427,11 +427,11 @@ def place_net(
 
 @dataclass
 class RunPlanner:
-    """Makes the plan of a run. Methods are called by all trainers together.
+    """Makes the plan of a run. All trainers call its methods together.
 
     Attributes:
-        pinned: the plan that the user gave, if any.
-        calibrated: the machine, to predict a speed by; None predicts none.
+        pinned: the user's plan, if any.
+        calibrated: the calibration to predict a speed from; None predicts no speed.
     """
 
     context: RunContext
@@ -442,11 +442,11 @@ class RunPlanner:
     _priced_by: Facts | None = None
 
     def plan(self, strategy: Strategy, train: Dataset | None, earlier: Plan | None) -> Plan:
-        """The plan to build from.
+        """Returns the plan to build from.
 
         Args:
-            train: the training data, where it is known.
-            earlier: the plan of the run that goes on.
+            train: the training data, if known.
+            earlier: the plan of the resumed run.
 
         Raises:
             ConfigError: see :func:`decide`.
@@ -459,7 +459,7 @@ class RunPlanner:
         if calibrated is not None and train is not None:
             unmeasured = replace(facts, calibration=calibrated.calibration)
             facts = measured(facts, calibrated.calibration, train, sparse, dense, ranks)
-        if strategy.places_operators:  # which is decided before anything is measured
+        if strategy.places_operators:  # placement is decided before anything is measured
             plan, net = self._placed(plan, strategy, unmeasured)
             facts = replace(
                 facts, graph=net.graph, tagging=net.tagging, wire=net.wire, memory_bytes=net.memory_bytes
@@ -468,7 +468,7 @@ class RunPlanner:
         return self.priced(plan, strategy)
 
     def priced(self, plan: Plan, strategy: Strategy) -> Plan:
-        """The plan with the speed that is predicted for it, by what was measured when the run's was made."""
+        """Returns the plan with its predicted speed, from what was measured for the run's plan."""
         if self._priced_by is None or self.calibrated is None:
             return plan
         ranks, predicted = self.context.ranks, None
@@ -482,7 +482,7 @@ class RunPlanner:
     def step_cost(
         self, plan: Plan, strategy: Strategy, train: Dataset, calibration: Calibration
     ) -> StepCost | None:
-        """Adds up what a step on these data should take this machine, by its parts, on rank 0; None where nothing says so."""
+        """Predicts the cost of a step on these data on this machine, on rank 0; None if it cannot be predicted."""
         halves = self.context.sparse.following(plan), self.context.dense
         facts = measured(self.facts, calibration, train, *halves, self.context.ranks)
         if not self.context.ranks.first:
@@ -493,7 +493,7 @@ class RunPlanner:
         return None if prediction is None else prediction.cost
 
     def _placed(self, plan: Plan, strategy: Strategy, facts: Facts) -> tuple[Plan, Facts]:
-        """The plan with a tagging, on all trainers; rank 0's facts say it too. What an earlier run had is dropped where it does not fit."""
+        """Adds a tagging to the plan on all trainers, and to rank 0's facts. Drops an earlier run's tagging if it does not fit."""
         if self.context.ranks.first:
             halves = self.context.sparse, self.context.dense
             try:
@@ -502,9 +502,9 @@ class RunPlanner:
                 if plan.tagging is None:
                     raise
                 if self.pinned is not None:
-                    raise ConfigError(f"the plan does not fit, plan again with girih plan: {error}") from None
+                    raise ConfigError(f"the plan does not fit; plan again with girih plan: {error}") from None
                 self.notes.log(
-                    f"operators are tagged anew: the tagging of the run so far does not fit ({error})"
+                    f"operators are tagged again: the earlier tagging of the run does not fit ({error})"
                 )
                 placed = place_net(replace(plan, tagging=None), strategy, facts, *halves)
             plan, facts = placed.plan, placed.facts

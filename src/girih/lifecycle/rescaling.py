@@ -1,8 +1,8 @@
-"""Roles that are added and removed while a run trains: the part of the trainers.
+"""Adds and removes processes while a run trains: the trainers' side.
 
-A request lies in the run directory. The first trainer sees it between two steps and has all of them stop, as a signal would;
-nothing is in flight then. Where embedding servers change in number, the rows go into a checkpoint and from there to the new
-servers, as they would if the run had ended and gone on. Where trainers do, it ends and goes on (decision 0061).
+Requests are files in the run directory. The first trainer reads a request between two steps and stops all trainers, the same
+as a signal does. Then nothing is in flight. If the number of embedding servers changes, rows move through a checkpoint to the new
+servers, the same as when a run ends and resumes. If the number of trainers changes, the run ends and resumes (decision 0061).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """A change of a run's processes, on all trainers.
+    """A change of the numbers of a run's processes, the same on all trainers.
 
     Attributes:
-        counts: role → processes.
-        restarts_all: whether all processes restart, the trainers too.
-        rows_move: whether rows go to other embedding servers.
+        counts: role → number of processes.
+        restarts_all: whether all processes restart, including trainers.
+        rows_move: whether rows move to other embedding servers.
     """
 
     counts: Mapping[str, int]
@@ -50,19 +50,19 @@ class Scaling:
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether the run goes on from a checkpoint that is made now."""
+        """Returns whether the run continues from a checkpoint made at this point."""
         return self.restarts_all or self.rows_move
 
 
 class Rescaling(StepHook):
-    """Does what requests ask for; made by all trainers.
+    """Carries out scaling requests. All trainers create it.
 
     Args:
-        context: without a run's directory, no request is heard.
-        held: whether the user gave a plan, which says how many processes there are.
+        context: without a run directory, no request is read.
+        held: whether the user gave a plan, which fixes the numbers of processes.
 
     Raises:
-        ConfigError: a number is to change by itself that cannot while trainers stay.
+        ConfigError: the options autoscale a role that cannot change while trainers run.
     """
 
     pauses = False
@@ -76,16 +76,16 @@ class Rescaling(StepHook):
         self._looked_s = 0.0
 
     def follow(self, strategy: Strategy, plan: Plan) -> None:
-        """Training begins, or goes on, with this strategy and plan."""
+        """Starts, or continues, training with this strategy and plan."""
         self._strategy, self._plan = strategy, plan
 
     def due(self, state: RunState) -> bool:
-        """On rank 0, some times a second, until a request has been seen."""
+        """Checks for a request on rank 0, some times a second, until there is one."""
         looks = self._run is not None and self._wanted is None
         return looks and time.monotonic() - self._looked_s >= LOOK_S
 
     def run(self, state: RunState) -> None:
-        """Has all trainers pause if there is a request; else says why not, or that it is done."""
+        """Stops all trainers if there is a request. Else reports why not, or that it is done."""
         self._looked_s, strategy, plan = time.monotonic(), self._strategy, self._plan
         if self.autoscaler is not None:
             self.autoscaler.look(plan.roles, state.examples, state.train_s)
@@ -102,7 +102,7 @@ class Rescaling(StepHook):
             self._note_scaled(self._run, request, plan, state.step)
         elif request.begun is not None:
             why = request.begun.get("failed", "a process was killed meanwhile")
-            scale_requests.refuse(self._run, request, f"{why}; the run goes on as it was")
+            scale_requests.refuse(self._run, request, f"{why}; the run continues unchanged")
         else:
             try:
                 self._wanted = request, self._checked(request, strategy, plan)
@@ -115,7 +115,7 @@ class Rescaling(StepHook):
         """Returns the scaling that all trainers have stopped for, if any. All trainers call it.
 
         Args:
-            is_finished: whether this trainer has done its last step.
+            is_finished: whether this trainer has finished its last step.
         """
         if not (self._ranks.stopping and self._ranks.agree_on_pause()):
             return None
@@ -128,7 +128,7 @@ class Rescaling(StepHook):
         return None
 
     def begin(self, scaling: Scaling, step: int) -> None:
-        """Notes, on rank 0, that a scaling is under way, in the run and with its launcher."""
+        """Records, on rank 0, in the run and with its launcher, that a scaling is in progress."""
         if self._run is None or self._wanted is None:
             return
         request = self._wanted[0]
@@ -142,13 +142,13 @@ class Rescaling(StepHook):
         self._processes.scale(stage, scaling.counts, overrides)
 
     def done(self, scaling: Scaling) -> None:
-        """Notes, on rank 0, that all processes are there; how long it took is known once training goes on."""
+        """Records, on rank 0, that all processes are running. The duration is known once training continues."""
         self._wanted = None
         if self._run is None:
             return
         self._processes.scale(ScaleStage.DONE, scaling.counts, ())
         file = self._run / "config.toml"
-        if file.exists():  # a run of a config file goes on with as many by --resume
+        if file.exists():  # --resume of a run from a config file keeps the new number
             written = read_toml(file, expanded=False)
             for role, count in scaling.counts.items():
                 option = self._strategy.capabilities.scalable_roles[role]
@@ -156,38 +156,38 @@ class Rescaling(StepHook):
             write_toml(file, written)
 
     def refuse_late(self) -> None:
-        """Tells, on rank 0, that nothing is scaled any more."""
+        """Reports, on rank 0, that no request is carried out any more."""
         wanted, self._wanted = self._wanted, None
         if self._run is None:
             return
         request = scale_requests.pending(self._run) if wanted is None else wanted[0]
         if request is not None and request.begun is None:
-            scale_requests.refuse(self._run, request, "the run has done its last step, or was told to stop")
+            scale_requests.refuse(self._run, request, "the run has done its last step, or must stop")
 
     def _make_autoscaler(self, strategy: Strategy) -> Autoscaler | None:
-        """The autoscaler of a run, on rank 0; None elsewhere, and where no number is to change by itself."""
+        """Makes the autoscaler of a run, on rank 0. Returns None on other ranks, or if no number scales automatically."""
         options = self._processes.options
         if not options.autoscale:
             return None
         if self._held:
             raise ConfigError(
-                "the run holds a plan that says how many processes there are; leave one of the two out"
+                "the run has a plan that fixes the numbers of processes; leave out the plan or the autoscaling"
             )
         bounds = {str(role): each for role, each in options.autoscale.items()}
         for most in (False, True):
             strategy.with_counts({role: bound[most] for role, bound in bounds.items()}).plan(self._facts)
         if RoleName.TRAINER in bounds or not strategy.capabilities.scales_in_place:
             raise ConfigError(
-                "trainers begin anew where their number changes, so it never does by itself; use girih scale"
+                "a change of the number of trainers restarts them, so it is never automatic; use girih scale"
             )
         if not self._processes.may_grow:
             raise ConfigError(
-                "each process has its place here, as under --cluster; leave it out, and use girih scale"
+                "each process has a fixed host, for example under --cluster; leave it out, and use girih scale"
             )
         if not self._ranks.first:
             return None
         if self._run is None:
-            raise ConfigError("needs a run directory; give Trainer(run=...)")
+            raise ConfigError("a run directory is needed; give Trainer(run=...)")
         return Autoscaler(
             self._run, bounds, every_s=options.autoscale_every_s, beyond_cores=options.autoscale_beyond_cores
         )
@@ -204,23 +204,21 @@ class Rescaling(StepHook):
             _LOG.warning("scaled at step %d: %s", done["step"], ", ".join(changes))
 
     def _checked(self, request: ScaleRequest, strategy: Strategy, plan: Plan) -> Scaling:
-        """The scaling that a request asks for.
+        """Checks a request, and returns its scaling.
 
         Raises:
-            ConfigError: it cannot be.
+            ConfigError: the request cannot be carried out.
         """
         changed = strategy.with_counts(request.counts)
         if self._held:
-            raise ConfigError(
-                "the run holds a plan that says how many processes there are; train it without --plan"
-            )
+            raise ConfigError("the run has a plan that fixes the numbers of processes; train without --plan")
         trainers = request.counts.get(RoleName.TRAINER, self._ranks.size)
         in_place = strategy.capabilities.scales_in_place and self._processes.may_grow
         may_stay = in_place and trainers == self._ranks.size
         if not (may_stay or self._processes.has_launcher):
             raise ConfigError(
-                "trainers begin anew by the launcher of girih train, which a run of one process, or by torchrun, has not; end it,"
-                " and go on with --resume and other counts"
+                "only the launcher of girih train can restart trainers, and this run has one process, or torchrun; end it,"
+                " and continue with --resume and other numbers"
             )
         changed.plan(replace(self._facts, num_trainers=trainers))
         servers = RoleName.EMBEDDING_SERVER
@@ -237,12 +235,12 @@ def rescaled(
     saved: Storage | None,
     num_updates: int,
 ) -> tuple[Strategy, Plan, Session]:
-    """The strategy, the plan and the session with other processes beside the trainers, and the rows where they belong.
+    """Changes the processes besides the trainers, moves rows, and returns the new strategy, plan and session.
 
-    The plan predicts no speed: that of before was of other processes.
+    The plan predicts no speed, because the old prediction was for other numbers of processes.
 
     Args:
-        saved: the checkpoint of this moment, where rows move. num_updates: that this trainer has made.
+        saved: the checkpoint made now, if rows move. num_updates: number of updates that this trainer has made.
     """
     changed_strategy = strategy.with_counts(scaling.counts)
     count_options = strategy.capabilities.scalable_roles

@@ -1,4 +1,4 @@
-"""One trainer's run: its session, where it stands, and what it writes. The public ``Trainer`` stands before it."""
+"""One trainer's run: its session, its state, and the files that it writes. The public ``Trainer`` uses it."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ from girih.training.summary import Events, features_of, summarize, timelines, wr
 
 @dataclass(kw_only=True)
 class OpenRun:
-    """A trainer's run from the plan on: opened, restored, reported and closed. All trainers call its methods together.
+    """A trainer's run, once planned: opened, restored, reported and closed. All trainers call its methods together.
 
     Attributes:
-        saving: how often checkpoints are made, and where.
-        publishing: where segments are published, and how often; None publishes nothing.
-        plan: None until the session opens, unless there is one to hold.
+        saving: interval and place of checkpoints.
+        publishing: place and interval of segments; None publishes nothing.
+        plan: None until the session opens, unless the user gave a plan.
         calibrated: see :class:`RunPlanner`.
-        where: the file that options come from, if any.
+        where: the config file, named in errors; None without one.
         session: None until it opens.
-        resumed: whether it goes on from a checkpoint.
-        restarts_all: whether it stopped so that all processes restart, in other numbers.
+        resumed: whether the run continues from a checkpoint.
+        restarts_all: whether the run stopped to restart all processes in other numbers.
         trainer_state: the state that a checkpoint saves.
         scoring: evaluates the current weights.
     """
@@ -84,7 +84,7 @@ class OpenRun:
     restarts_all: bool = False
     _log: RunLog | None = None
     _read: LoadedCheckpoint | None = None
-    """The checkpoint whose rows were loaded to be read, and not to go on with."""
+    """The checkpoint whose rows were loaded only to be read."""
     _compiled_in_steps_s: float = 0.0
     _loaders: Mapping[str, StatsSnapshot] = field(default_factory=dict)
     _ended_loaders: dict[str, StatsSnapshot] = field(default_factory=dict)
@@ -116,21 +116,21 @@ class OpenRun:
 
     @property
     def state(self) -> RunState:
-        """Counters: how far it has come."""
+        """The counters of the run's progress."""
         return self.trainer_state.state
 
     def opened(self) -> tuple[Plan, Session]:
         """The plan and the session.
 
         Raises:
-            ConfigError: it is not open yet.
+            ConfigError: the session is not open yet.
         """
         if self.session is None or self.plan is None:
             raise ConfigError("this trainer has no tables yet; fit, load or evaluate first")
         return self.plan, self.session
 
     def open(self, train: Dataset | None = None, earlier: Plan | None = None) -> Session:
-        """Plans and builds, once."""
+        """Plans and builds the session, once."""
         if self.session is not None:
             return self.session
         try:
@@ -141,7 +141,7 @@ class OpenRun:
             self.context = replace(self.context, sparse=sparse.following(plan))
             if self.publisher is not None:
                 self.compiling(ahead.publishing())
-                if sparse.store.on_gpu:  # nobody notes there what changes
+                if sparse.store.on_gpu:  # changes of rows in GPU memory are not recorded
                     raise ConfigError(
                         f"publish: store.tiers = {list(sparse.store.tiers or ())}: rows in GPU memory cannot be published; set"
                         " store.tiers = ['dram']"
@@ -151,8 +151,8 @@ class OpenRun:
             if (note := note_on_rows(self.strategy, self.facts, sparse.store)) is not None:
                 self.notes.log(note)
             if self.context.dense.compile:
-                self.notes.log("the dense half is compiled in the first step, which takes up to some minutes")
-            warm_up()  # else the first step takes a third of a second more than others, and counts
+                self.notes.log("the first step compiles the dense half, which can take some minutes")
+            warm_up()  # otherwise the first step takes a third of a second longer, and is measured
         except ConfigError as error:
             if self.where is None:
                 raise
@@ -164,15 +164,15 @@ class OpenRun:
         return self.session
 
     def ready(self, train: Dataset) -> tuple[Session, NormalizationStats]:
-        """Opens the session, and measures what is standardized: all that comes before the first batch."""
+        """Opens the session, and measures the normalization: all preparations for the first batch."""
         return self.open(train), self.trainer_state.normalizing.of(train)
 
     def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
-        """Takes rows, parameters and normalization from a checkpoint, or nothing where that fails.
+        """Restores rows, parameters and normalization from a checkpoint. If that fails, nothing changes.
 
         Args:
-            train: the data that training goes on with, for a plan that depends on it.
-            resume: go on from its step, position and random state too.
+            train: the data to train on next, for a plan that depends on it.
+            resume: also restore step, position and random state.
         """
         loaded = load(place, self.facts.schema)
         earlier = None if loaded.plan is None else Plan.from_dict(loaded.plan, place.url)
@@ -190,7 +190,7 @@ class OpenRun:
             self._go_on(loaded, earlier)
 
     def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
-        """Begins with what fits of another run's checkpoint, see ``Trainer.init_from``."""
+        """Starts with the fitting parts of another run's checkpoint, see ``Trainer.init_from``."""
         loaded, inherited = load(place, None), Inherited(place.url)
         session = self.open(train)
         self.compiling(ahead.loading())
@@ -204,18 +204,18 @@ class OpenRun:
         return inherited
 
     def content(self) -> Content:
-        """The content of a checkpoint made now."""
+        """Returns the content of a checkpoint made now."""
         return self.trainer_state.content(*self.opened())
 
     def _saved_content(self) -> Content:
-        """The same, once no published segment holds the rows, and the metrics so far are on disk: a resumed run makes none of them."""
+        """Returns the content of a checkpoint, once no segment holds the rows, and all metrics are on disk for a resumed run."""
         self.metrics.settle(wait=True)
         if self.publisher is not None:
             self.publisher.wait_copied()
         return self.content()
 
     def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
-        """The newest use of each table that counts seconds, on all trainers; says which lie ahead of the clock."""
+        """Returns the newest use of each table that counts seconds, on all trainers. Logs uses later than the clock."""
         reader = PartReader(loaded.place, loaded.shards)
         newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
         for line in notes_of_future(newest):
@@ -223,24 +223,24 @@ class OpenRun:
         return newest
 
     def _go_on(self, loaded: LoadedCheckpoint, earlier: Plan | None) -> None:
-        """Continues the run of a checkpoint. The dense half takes its extra state if the net is spread as in the earlier plan."""
+        """Continues the run of a checkpoint. Restores the dense half's extra state if the net is spread as in the earlier plan."""
         plan, session = self.opened()
         self.trainer_state.go_on(loaded, plan)
         if self.state.best_step is not None:
             best = checkpoint.find(loaded.place.parent, step=self.state.best_step)
             self.checkpoints.set_best(self.state.best_step, best)
         self.resumed = True
-        self._log = None  # the next one drops the records that come after this state
+        self._log = None  # a new log drops the records after this state
         if session.stateful is not None and earlier is not None and plan.spreads_as(earlier):
             session.stateful.load_extra_state(extra_state(loaded.random, self.ranks.rank))
         elif any(extra_state(loaded.random, rank) for rank in range(len(loaded.random))):
             self.notes.log(
-                "the random state of group servers and what top-k has left out are dropped, since the net is spread otherwise than in"
-                f" {loaded.place.name}: dropout draws other masks than it would have"
+                "the random state of group servers and top-k's unsent values are dropped, since the net is spread differently in"
+                f" {loaded.place.name}: dropout masks will differ"
             )
 
     def summary(self, metrics: Metrics | None, duration_s: float) -> dict[str, object]:
-        """The content of ``summary.json``."""
+        """Returns the content of ``summary.json``."""
         (plan, session), progressive = self.opened(), self.trainer_state.progressive
         sparse, dense = session.sparse.stats(), session.dense
         loaders = {**self._ended_loaders, **self._loaders}
@@ -280,12 +280,12 @@ class OpenRun:
         )
 
     def open_log(self) -> RunLog:
-        """The log of records."""
+        """Opens the log of records."""
         if self._log is None:
             path = None if self.context.directory is None else self.context.directory / "metrics.jsonl"
             if path is not None:
                 state, mark = self.state, path.with_name(TRAINED)
-                rewind(path, state)  # what a run that begins anew, or goes on, writes again
+                rewind(path, state)  # drops records that a restarted or resumed run writes again
                 state.repeated_examples = repeated_from(mark, state.examples, state.repeated_examples)
             others = None
             if self.context.directory is not None:
@@ -296,9 +296,9 @@ class OpenRun:
         return self._log
 
     def close(self) -> None:
-        """Gives the tables' memory back, once what is being written is written."""
+        """Waits for writes in progress, and frees the tables' memory."""
         self.context.stats.unwatch()
-        with contextlib.ExitStack() as closing:  # each is closed, whatever another one raises
+        with contextlib.ExitStack() as closing:  # each one is closed, even if another one raises
             if self.session is not None:
                 closing.callback(self.session.dense.close)
                 closing.callback(self.session.sparse.close)
@@ -310,7 +310,7 @@ class OpenRun:
                 closing.callback(self.publisher.close)
 
     def live(self) -> dict[str, LiveNumber]:
-        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`; examples are its share of those of each batch."""
+        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`. Examples are its share of each batch."""
         state = self.state
         return {
             "steps": state.step,
@@ -346,11 +346,11 @@ class TrainingRun(OpenRun):
     """A run that is trained. All trainers call its methods together."""
 
     def check(self, train: Dataset) -> None:
-        """Refuses a directory that holds another run, and data in which a loaded position or negatives have no meaning."""
+        """Refuses a directory with another run, and data that do not fit a loaded position or negatives."""
         if train.negatives is not None and not self.notes.compared:
             raise ConfigError(
-                f"negatives: the loss of {self.facts.model.name} compares no examples with each other, and would take those"
-                " without a user for clicks that were not made; leave them out, or use model 'retrieval'"
+                f"negatives: the loss of {self.facts.model.name} does not compare examples with each other, so negatives"
+                " without a user would count as false clicks; leave them out, or use model 'retrieval'"
             )
         if self.checkpoints.saves and self.ranks.first and not self.resumed and self.state.step == 0:
             earlier = checkpoint.latest(self.checkpoints.root)
@@ -358,16 +358,16 @@ class TrainingRun(OpenRun):
                 place = self.context.directory or earlier.parent
                 raise RunDirectoryError(
                     f"{place}: holds an earlier run ({earlier.name}); name another directory, delete this one, or"
-                    f" go on with it by trainer.load({str(place)!r}) before fit"
+                    f" continue it with trainer.load({str(place)!r}) before fit"
                 )
         if self.state.position is not None:
             position = Position.from_dict(self.state.position)
             train.batches(position.epoch, position)
 
     def fit(self, train: Dataset, valid: Dataset | None, epochs: int) -> bool:
-        """Trains for ``epochs`` more epochs, see ``Trainer.fit``; returns whether a request to stop ended it."""
+        """Trains for ``epochs`` more epochs, see ``Trainer.fit``. Returns whether a request to stop ended training."""
         state = self.state
-        if epochs and state.stopped_early:  # asked to go on all the same
+        if epochs and state.stopped_early:  # the user asks to continue anyway
             state.stopped_early, state.bad_evaluations = False, 0
         if self._read is not None:
             groups = self.context.sparse.groups()
@@ -405,11 +405,11 @@ class TrainingRun(OpenRun):
         return None if self._log is None else self._log.evaluations.get(step)
 
     def end(self, summary: dict[str, object] | None, error: BaseException | None = None) -> None:
-        """Ends every callback, whatever another one raises.
+        """Ends every callback, even if another one raises.
 
         Args:
             summary: None if the run was stopped, or failed.
-            error: what the run failed by.
+            error: the exception that ended the run.
         """
         with contextlib.ExitStack() as ending:
             for callback in reversed(self.callbacks):
@@ -419,10 +419,10 @@ class TrainingRun(OpenRun):
                     ending.callback(callback.on_end, summary)
 
     def _rescale(self, scaling: Scaling) -> None:
-        """Resumes with other numbers of processes. Trainers have stopped for it."""
+        """Continues with other numbers of processes. Trainers have stopped for it."""
         step = self.state.step
         if self.publisher is not None:
-            self.publisher.settle(wait=True)  # those who write a segment may be about to end
+            self.publisher.settle(wait=True)  # processes that write a segment may be about to end
         self._ended_loaders |= {
             f"{title}, until step {step}": snapshot for title, snapshot in self._loaders.items()
         }
@@ -446,13 +446,13 @@ class TrainingRun(OpenRun):
         """Trains until ``until_epoch`` epochs are done, or all stop. Returns the scaling that they stopped for, if any.
 
         Args:
-            resuming: whether this fit has trained before.
+            resuming: whether this ``fit`` has already trained.
         """
         self.checkpoints.forget_latest()
         session, normalization = self.ready(train)
         trainer_state = self.trainer_state
         if trainer_state.progressive is not None and trainer_state.state.step == 0:
-            trainer_state.progressive.restore(None)  # passes that a plan was measured by count nothing
+            trainer_state.progressive.restore(None)  # passes measured for the plan do not count
         self._loaders = {}
         if not resuming:
             self.context.stats.spans = Spans()
@@ -485,16 +485,16 @@ class TrainingRun(OpenRun):
             with self.context.stats.busy.working():
                 loop.run(until_epoch)
             session.detach_from_round()
-            session.sparse.sync()  # what is sent again may need this trainer's loader
-            self.ranks.finish()  # others may need the loaders still
+            session.sparse.sync()  # resent messages may need this trainer's loader
+            self.ranks.finish()  # others may still need the loaders
             self._loaders = feed.stats()
             loop.close()
             self.checkpoints.settle(wait=True)
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
+            with contextlib.suppress(Exception):  # the first error is the one to report
                 loop.close()
                 self._note(log, failed=True)
-            self.metrics.forget()  # those of this fit, where one of them raised
+            self.metrics.forget()  # drops the metrics of this fit if one raised
             with contextlib.suppress(Exception):
                 self.checkpoints.settle(wait=True)
             with contextlib.suppress(Exception):
@@ -502,8 +502,8 @@ class TrainingRun(OpenRun):
             raise
         finally:
             self._compiled_in_steps_s += self.context.stats.spans.totals_s.get(COMPILE, 0.0) - compiled_s
-        session.sync()  # what went wrong with the last updates is raised here
-        self.ranks.barrier()  # one that is behind still reads
+        session.sync()  # raises errors of the last updates
+        self.ranks.barrier()  # a slower trainer may still read
         session.feed.end_training()
         self._note(log)
         scaling = self.rescaling.agreed(is_finished=loop.is_finished(until_epoch))
@@ -538,7 +538,7 @@ class TrainingRun(OpenRun):
 
 
 def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, object]:
-    """``predicted_samples_per_s``, and what it is from: a calibration, or the first steps; None, and why, where these say nothing."""
+    """Returns ``predicted_samples_per_s`` and its source, a calibration or the first steps; None and the reason if unknown."""
     speed = plan.predicted.get("speed")
     if speed is not None:
         return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}

@@ -1,4 +1,4 @@
-"""The standing of a run: all that a checkpoint holds beside rows, parameters and the plan, and how a run goes on from it."""
+"""The state of a run: what a checkpoint holds besides rows, parameters and the plan, and how a run resumes from it."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from girih.training.session import Session
 
 
 class Normalizing:
-    """The normalization of a run, alike on all trainers.
+    """The normalization of a run, the same on all trainers.
 
     Attributes:
-        stats: None until it is measured, or restored.
+        stats: None until measured or restored.
     """
 
     def __init__(self, schema: Schema, ranks: TrainerGroup) -> None:
         self.stats: NormalizationStats | None = None
         self._schema, self._ranks = schema, ranks
-        self._kept: Mapping[str, Any] = {}  # of the run that this one began with
+        self._kept: Mapping[str, Any] = {}  # moments from the run whose weights this run began with
 
     def known(self) -> NormalizationStats:
-        """The normalization, which is empty where no feature is standardized.
+        """Returns the normalization, which is empty if no feature is standardized.
 
         Raises:
-            ConfigError: it would have to be measured first.
+            ConfigError: it is not measured yet.
         """
         if self.stats is not None:
             return self.stats
@@ -56,7 +56,7 @@ class Normalizing:
         return empty
 
     def of(self, train: Dataset) -> NormalizationStats:
-        """The normalization; rank 0 reads the data where it is not known, and tells the others.
+        """Returns the normalization. If it is not known, rank 0 measures the data and sends the result.
 
         Raises:
             KeyboardInterrupt: reading was stopped.
@@ -75,7 +75,7 @@ class Normalizing:
         return self.stats
 
     def inherit(self, loaded: LoadedCheckpoint, inherited: Inherited, train: Dataset | None) -> None:
-        """Keeps what another run's checkpoint has of these features; measures the rest where there are data."""
+        """Keeps the normalization of these features from another run's checkpoint. Measures the rest if there are data."""
         self._kept = moments_of(loaded, self._schema, inherited)
         if set(self._kept) == set(NormalizationStats.empty(self._schema).features):
             self.stats = NormalizationStats.from_dict(self._kept, self._schema)
@@ -86,12 +86,12 @@ class Normalizing:
 
 @dataclass(kw_only=True)
 class TrainerState:
-    """The standing of one trainer's run. Methods are called by all trainers together.
+    """The state of one trainer's run. All trainers call its methods together.
 
     Attributes:
-        learning_rate: of both halves; there once the session is open.
+        learning_rate: the schedule of both halves, set when the session opens.
         progressive: None unless each batch is scored before it is trained on.
-        inherited: the checkpoint of another run whose weights it began with, if any.
+        inherited: the checkpoint of another run whose weights this run began with, if any.
     """
 
     schema: Schema
@@ -105,7 +105,7 @@ class TrainerState:
     inherited: str | None = None
 
     def content(self, plan: Plan, session: Session) -> Content:
-        """The content of a checkpoint made now."""
+        """Returns the content of a checkpoint made now."""
         session.sync()
         self.ranks.barrier()
         return Content(
@@ -113,7 +113,7 @@ class TrainerState:
             model=self._model(),
             state={
                 "run": self.state.to_dict(),
-                "trainers": self.ranks.gather(self.state.to_dict()),  # which may be at other places
+                "trainers": self.ranks.gather(self.state.to_dict()),  # trainers may differ in position
                 "learning_rate": self.learning_rate.state(),
                 **({} if self.inherited is None else {"inherited": self.inherited}),
                 **({} if self.progressive is None else {"progressive": self.progressive.state()}),
@@ -129,7 +129,7 @@ class TrainerState:
         )
 
     def version(self, step: int, session: Session) -> SegmentVersion:
-        """The state that a segment published now is of, with the weights of a step."""
+        """Returns the state that a segment published now has, with the weights of a step."""
         session.sync()
         self.ranks.barrier()
         return SegmentVersion(
@@ -140,17 +140,17 @@ class TrainerState:
         )
 
     def check(self, loaded: LoadedCheckpoint) -> None:
-        """Refuses what :meth:`go_on` cannot go on from.
+        """Refuses a checkpoint that :meth:`go_on` cannot continue from.
 
         Raises:
-            CheckpointError: another schedule of rates, or files that hold something else.
+            CheckpointError: the rate schedule differs, or files have the wrong content.
         """
         with believed(loaded.place):
             self.learning_rate.check(loaded.state["learning_rate"])
             check_random(loaded.random)
 
     def go_on(self, loaded: LoadedCheckpoint, plan: Plan) -> None:
-        """Takes step, position, rates and random state from a checkpoint."""
+        """Restores step, position, rates and random state from a checkpoint."""
         with believed(loaded.place):
             of_each = [RunState.from_dict(each) for each in loaded.state.get("trainers", ())]
         same_step = all(each.step == loaded.run.step for each in of_each)
@@ -160,7 +160,7 @@ class TrainerState:
         if self.progressive is not None:
             with believed(loaded.place):
                 self.progressive.restore(loaded.state.get("progressive"))
-        if self.options.early_stopping is None:  # no best weights to come back to
+        if self.options.early_stopping is None:  # there are no best weights to return to
             self.state.best_step, self.state.best_value, self.state.stopped_early = None, None, False
         with believed(loaded.place):
             self.learning_rate.restore(loaded.state["learning_rate"])
@@ -177,17 +177,17 @@ class TrainerState:
 
 
 def _draw_alike(plan: Mapping[str, Any]) -> bool:
-    """Whether all trainers draw the same masks."""
+    """Returns whether all trainers draw the same masks."""
     return bool(plan.get("seeds", {}).get("dropout") == "alike")
 
 
 def gather_random(
     ranks: TrainerGroup, device: torch.device, extra: Mapping[str, Tensor] | None = None
 ) -> list[dict[str, Tensor]]:
-    """State of each trainer's generators by rank, on rank 0; this trainer's alone on the others.
+    """Returns the state of each trainer's generators by rank, on rank 0; only this trainer's on other ranks.
 
     Args:
-        extra: this trainer's, see :class:`girih.training.session.Stateful`.
+        extra: the extra state of this trainer, see :class:`girih.training.session.Stateful`.
     """
     local = {"cpu": torch.get_rng_state().numpy()}
     local |= {name: tensor.numpy() for name, tensor in (extra or {}).items()}
@@ -203,7 +203,7 @@ def extra_state(states: Sequence[Mapping[str, Tensor]], rank: int) -> dict[str, 
 
 
 def check_random(states: Sequence[Mapping[str, Tensor]]) -> None:
-    """Raises what torch does where :func:`restore_random` would meet no state of a generator."""
+    """Raises torch's error if :func:`restore_random` would find an invalid state of a generator."""
     for state in (states[0], *states[1:]):
         torch.Generator().set_state(state["cpu"])
 
@@ -216,13 +216,13 @@ def restore_random(
     were_alike: bool,
     device: torch.device | None = None,
 ) -> None:
-    """Puts this trainer's state back.
+    """Restores this trainer's random state.
 
     Args:
-        device: that of the dense half, whose generator has its own state where it is a GPU.
-        alike: whether all trainers draw the same masks; all then take the state that rank 0 had.
-        were_alike: the same of the run that was saved. A trainer that was not there, or drew as rank 0 did, keeps the
-            state that it begins a run with.
+        device: the device of the dense half. If it is a GPU, its generator has its own state.
+        alike: whether all trainers draw the same masks. Then all restore the state of rank 0.
+        were_alike: ``alike`` of the saved run. A trainer that was not in it, or drew the same masks as rank 0, keeps the
+            state that it starts a run with.
     """
     if alike:
         rank = 0

@@ -1,4 +1,4 @@
-"""Metrics of predictions: exact, and the same however the examples are split over ranks."""
+"""Metrics of predictions. They are exact, and they do not depend on how the examples are split over ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Metrics of the user's own: functions of all examples that count for a label.
+"""Metrics that users define: functions of all examples that count for a label.
 
-A metric is called as ``function(labels, predictions)``, both float64[n]. It also gets ``weights`` or ``sample_weight``
-(float64[n], 1 if the data have none) and ``groups`` (int64[n], the number of each example's group; None without ``gauc_by``)
-if it has parameters of these names. The examples are sorted, so that the value does not depend on the number of trainers.
+girih calls a metric as ``function(labels, predictions)``, both float64[n]. If the function has parameters of these
+names, it also gets ``weights`` or ``sample_weight`` (float64[n], 1 if the data have none) and ``groups`` (int64[n],
+the number of each example's group; None without ``gauc_by``). The examples are sorted, so that the value does not
+depend on the number of trainers.
 
 Shapes: n examples that count for the label.
 """
@@ -30,9 +31,9 @@ Metric = Callable[..., object]
 
 
 class Examples(NamedTuple):
-    """The examples that count for a label; None for weights that are all 1, and without groups.
+    """The examples that count for a label. Weights are None if all are 1, and groups are None if there are none.
 
-    The logits of a label whose loss is mse or huber are numbers, and its predictions.
+    If the loss of the label is mse or huber, logits and predictions are the same numbers.
     """
 
     logits: NDArray[Any]
@@ -45,7 +46,7 @@ class Examples(NamedTuple):
 def custom_metrics(
     metrics: Sequence[Metric], label: str, examples: Examples, *, strict: bool = False
 ) -> dict[str, float | None]:
-    """The value of each metric for a label; None, with a warning that says why, if the function fails.
+    """The value of each metric for a label. If the function fails, the value is None, and a warning gives the reason.
 
     Raises:
         ConfigError: a function fails, and ``strict`` is set.
@@ -67,14 +68,14 @@ def custom_metrics(
 
 
 def random_examples(loss: str, gauc_by: str | None) -> Examples:
-    """Examples to try a metric with, of a label with this loss."""
+    """Random examples for a trial call of a metric, for a label with this loss."""
     logits, labels = np.random.default_rng(0).normal(size=(2, 200))
     logits, labels = (logits, labels > 0) if loss == "bce" else (abs(logits), abs(labels))
     return Examples(logits, labels, None, None if gauc_by is None else np.arange(200) // 10, loss != "bce")
 
 
 def _value(metric: Metric, examples: Examples) -> float:
-    """Calls a metric with arrays of its own, which it may change."""
+    """Calls a metric with copies of the arrays, which it may change."""
     keys = (examples.groups, examples.weights, examples.labels, examples.logits)
     order = np.lexsort([key for key in keys if key is not None])
     logits, labels = (array[order].astype(np.float64) for array in examples[:2])

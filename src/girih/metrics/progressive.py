@@ -1,7 +1,7 @@
-"""Progressive validation: each batch is scored by the forward pass it is trained with, before its update.
+"""Progressive validation: the training forward pass of each batch also scores it, before its update.
 
-Scores are counted in bins of logits, so that memory does not grow with the stream. AUC then ranks examples of one bin as
-ties: it is off by at most half the share of pairs that meet in a bin, which is told. Logloss is exact.
+Scores are counted in bins of logits, so that memory does not grow with the stream. AUC treats examples of one bin as
+ties. So AUC is wrong by at most half the share of pairs that are in one bin; this bound is reported. Logloss is exact.
 
 Shapes: B examples of a call, T labels, K bins.
 """
@@ -18,20 +18,20 @@ from girih.kernels.cpu.arrays import F32, F64
 from girih.schema import LabelLoss
 
 NUM_BINS = 1 << 16
-MOST_LOGIT = 16.0  # in size; what is beyond lies in the outermost bins
+MOST_LOGIT = 16.0  # the outermost bins also count logits of larger absolute value
 PERIOD_S = 300.0
-NUM_PERIODS = 12  # of the last hour, the one under way included
+NUM_PERIODS = 12  # the periods of the last hour, with the current one
 _SUMS = 3  # Σ weight · loss, Σ weight, number of examples
 
 
 class ProgressiveScores:
-    """Counts of scores, of the whole run and of its last hour; may be added to by several threads.
+    """Counts of scores, of the whole run and of its last hour. Several threads may add to them.
 
     Args:
         num_labels: T.
-        clock: seconds; the hour is that of the wall clock.
-        losses: of the labels; bce for all where it is empty. Of labels with mse or huber errors are summed, and no bins
-            are counted: Σ weight · error² is where logloss is, Σ weight · |error| in the first bin.
+        clock: returns seconds of the wall clock, which defines the hour.
+        losses: the loss of each label; empty means bce for all labels. For mse and huber, there are no bins, only sums
+            of errors: Σ weight · error² replaces logloss, and Σ weight · |error| is in the first bin.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class ProgressiveScores:
         weights: F32 | None = None,
         label_weights: F32 | None = None,
     ) -> None:
-        """Adds B examples; those with a logit that is NaN or infinite are left out.
+        """Adds B examples. Leaves out examples with a logit that is NaN or infinite.
 
         Args:
             logits, labels: float32[B, T].
-            weights: float32[B]; None where all are 1. One that weighs 0 is counted, as :class:`girih.metrics.Scores` counts it.
-            label_weights: float32[B, T], beside those of examples: where one is 0 the example is not counted for the label. None
-                where all are 1.
+            weights: float32[B]; None if all are 1. Examples with weight 0 count, as in :class:`girih.metrics.Scores`.
+            label_weights: float32[B, T], multiplied by ``weights``; an example with 0 does not count for the label.
+                None if all are 1.
         """
         good = np.isfinite(logits).all(axis=1)
         own = [None if each is None else each[good].astype(np.float64) for each in (weights, label_weights)]
@@ -69,14 +69,14 @@ class ProgressiveScores:
             self._periods[period] = self._periods.get(period, 0.0) + added
 
     def counts(self) -> F64:
-        """float64[2, T, 2K + 3], which trainers add up: of the whole run, and of the last hour."""
+        """float64[2, T, 2K + 3], of the whole run and of the last hour. Trainers add them up."""
         with self._lock:
             first = int(self._clock() // PERIOD_S) - NUM_PERIODS
             hour = sum((each for period, each in self._periods.items() if period > first), self._empty())
             return np.stack([self._whole, hour])
 
     def restore(self, whole: F64 | None) -> None:
-        """Goes on from the counts of a run so far; None begins anew. The hour begins anew."""
+        """Restores the counts of a run so far; None starts with empty counts. The hour always starts empty."""
         with self._lock:
             self._whole = self._empty() if whole is None else np.array(whole).reshape(self._empty().shape)
             self._periods = {}
@@ -109,11 +109,11 @@ class ProgressiveScores:
 def progressive_metrics(
     counts: F64, label_names: Sequence[str], losses: Sequence[LabelLoss] = ()
 ) -> dict[str, dict[str, object]]:
-    """Label → metrics of the whole run, and with ``_last_hour`` of its last hour; None where undefined.
+    """Maps each label to metrics of the whole run, and of its last hour (``_last_hour``). Undefined metrics are None.
 
     Args:
-        counts: float64[2, T, 2K + 3], of one trainer or of all, added up.
-        losses: of the labels, as :class:`ProgressiveScores` has them.
+        counts: float64[2, T, 2K + 3], of one trainer or the sum of all.
+        losses: the loss of each label, the same as in :class:`ProgressiveScores`.
     """
     found = {}
     for label, name in enumerate(label_names):

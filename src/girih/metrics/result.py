@@ -1,4 +1,4 @@
-"""The resulting metrics. One that the examples leave undefined is None, never NaN: JSON has no NaN."""
+"""The resulting metrics. An undefined metric is None and never NaN, because JSON has no NaN."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from girih.kernels.cpu.arrays import F32, F64, I64, U64
 class ScoreHistogram:
     """Scores of one label: weights and counts, sorted by group, then by logit.
 
-    Every metric is a function of the histogram. It does not depend on the order in which the examples came, so ranks that
-    merge their scores get the bits that one process would get.
+    Every metric is a function of the histogram. The histogram does not depend on the order of the examples. So ranks
+    that merge their scores get the same bits as one process.
 
     Attributes:
         ranks: int64[U], the group as a number from 0; all 0 without groups.
@@ -48,14 +48,14 @@ def tally(
     Args:
         logits: float32[B], finite.
         labels: float32[B] in [0, 1].
-        weights: float32[B] ≥ 0; None where all are 1.
-        ranks: int64[B], each in [0, 2³¹); None where there are no groups.
+        weights: float32[B] ≥ 0; None if all are 1.
+        ranks: int64[B], each in [0, 2³¹); None without groups.
     """
     keys = _sortable(logits)
     if ranks is not None:
         keys |= ranks.astype(np.uint64) << np.uint64(32)
     if weights is None and bool(np.all((labels == 0) | (labels == 1))):
-        # The label rides in the lowest bit: one sort of integers, several times faster than an argsort.
+        # The lowest bit holds the label. One sort of integers is several times faster than an argsort.
         keys = (keys << np.uint64(1)) | labels.astype(np.uint64)
         keys.sort()
         positive = (keys & np.uint64(1)).astype(np.float64)
@@ -79,7 +79,7 @@ def tally(
 
 
 def auc(scores: ScoreHistogram) -> float | None:
-    """Area under the ROC curve, a tie counting one half; None without both classes. Groups are ignored.
+    """Area under the ROC curve. A tie counts one half. None without both classes. Ignores groups.
 
     The histogram must hold each logit once, so it must be made without groups.
     """
@@ -107,8 +107,8 @@ def auprc(scores: ScoreHistogram) -> float | None:
 def grouped_aucs(scores: ScoreHistogram) -> tuple[float | None, float | None]:
     """Mean AUC over the groups that have both classes, weighted by examples (GAUC) and with equal weights (uAUC).
 
-    GAUC is the measure of Zhu et al. 2017 (Optimized Cost per Click in Taobao, §6.2). With example weights, a group weighs as much
-    as its examples do together. Both are None if no group has both classes.
+    GAUC is the measure of Zhu et al. 2017 (Optimized Cost per Click in Taobao, §6.2). With example weights, the weight
+    of a group is the sum of its examples' weights. Both are None if no group has both classes.
     """
     starts = run_starts(scores.ranks)
     lengths = np.diff(starts, append=len(scores.ranks))
@@ -140,14 +140,14 @@ def sum_runs(values: NDArray[np.generic], starts: I64) -> F64:
 
 
 def _sortable(logits: F32) -> U64:
-    """Unsigned integers that sort as the floats do; -0.0 becomes 0.0."""
+    """Converts floats to unsigned integers with the same order. -0.0 becomes 0.0."""
     bits = (np.ascontiguousarray(logits) + np.float32(0)).view(np.uint32)
     flip = np.where(bits >> np.uint32(31), np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
     return (bits ^ flip).astype(np.uint64)
 
 
 def _logits_of(keys: U64) -> F32:
-    """The inverse of :func:`_sortable`, the group above the low 32 bits dropped."""
+    """The inverse of :func:`_sortable`. Drops the group above the low 32 bits."""
     bits = keys.astype(np.uint32)
     flip = np.where(bits >> np.uint32(31), np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
     return (bits ^ flip).view(np.float32)
@@ -156,7 +156,7 @@ def _logits_of(keys: U64) -> F32:
 NUM_BINS = 20
 
 OF_NUMBERS = ("mae", "rmse")
-"""Those of labels whose loss is mse or huber; the others are of probabilities."""
+"""Metrics of labels whose loss is mse or huber. All other metrics are for probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,25 +176,26 @@ class CalibrationBin:
 
 @dataclass(frozen=True, slots=True)
 class LabelMetrics:
-    """Metrics of one label, over the examples that count for it; means and sums are weighted where the examples are.
+    """Metrics of one label, over the examples that count for it. Means and sums use the example weights, if any.
 
-    Those of a label whose loss is mse or huber are ``num_examples``, ``mae``, ``rmse`` and the means.
+    For a label with mse or huber loss, only ``num_examples``, ``mae``, ``rmse`` and the means are defined.
 
     Attributes:
-        num_examples: counted, not weighted.
+        num_examples: the number of examples, without weights.
         auc: area under the ROC curve, ties one half; None without both classes.
         auprc: average precision; None without positives.
         logloss: mean −y·log p − (1−y)·log(1−p), natural logarithm, computed from logits.
-        normalized_entropy: logloss over the entropy of the mean label (He et al. 2014, §3); None where
-            that entropy is 0.
-        calibration: mean prediction over mean label; None where the mean label is 0.
-        gauc, uauc: AUC within groups, averaged by examples and with equal weights; None without a group that has both classes.
-        mean_label: None without examples, or if their weights sum to 0; so are logloss and mean_prediction.
+        normalized_entropy: logloss divided by the entropy of the mean label (He et al. 2014, §3); None if that entropy
+            is 0.
+        calibration: mean prediction divided by mean label; None if the mean label is 0.
+        gauc, uauc: AUC within groups, averaged by examples and with equal weights; None without a group that has both
+            classes.
+        mean_label: None without examples, or if their weights sum to 0; logloss and mean_prediction are None too then.
         mean_prediction: None under the same conditions as mean_label.
-        calibration_curve: up to 20 bins of about equally many examples, by ascending prediction.
-        ranking: ``recall@k``, ``ndcg@k`` and ``mrr`` within groups; empty where none was asked for.
-        custom: metrics of the user's own by name; None for one that failed.
-        mae, rmse: the mean absolute error, and the root of the mean squared error; None of a probability.
+        calibration_curve: up to 20 bins with about equal numbers of examples, by ascending prediction.
+        ranking: ``recall@k``, ``ndcg@k`` and ``mrr`` within groups; empty if not configured.
+        custom: metrics that the user defines, by name; None if the function failed.
+        mae, rmse: the mean absolute error, and the root of the mean squared error; None for a probability.
     """
 
     num_examples: int
@@ -214,12 +215,12 @@ class LabelMetrics:
     custom: Mapping[str, float | None] = field(default_factory=dict)
 
     def value(self, name: str) -> float | None:
-        """A metric by name: a field, or one of ``ranking`` or ``custom``; None if the examples leave it undefined."""
+        """Returns a metric by name: a field, or a key of ``ranking`` or ``custom``. None if the metric is undefined."""
         named: Mapping[str, float | None] = {**self.ranking, **self.custom}
         return getattr(self, name) if name in RECORDED else named.get(name)
 
     def as_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
+        """Converts to plain values, for JSON."""
         return asdict(self) | {"calibration_curve": [asdict(one) for one in self.calibration_curve]}
 
 
@@ -235,7 +236,7 @@ class Metrics:
 
     @property
     def first(self) -> LabelMetrics:
-        """Metrics of the first label, by which a run is judged."""
+        """Metrics of the first label. They decide how good a run is."""
         return next(iter(self.by_label.values()))
 
     @property
@@ -254,13 +255,13 @@ class Metrics:
         return self.first.num_examples
 
     def record(self) -> dict[str, float | None]:
-        """The first label's part of an evaluation line in ``metrics.jsonl``; others than the first five if defined."""
+        """The first label's part of a line in ``metrics.jsonl``. Leaves out undefined metrics after the first five."""
         always, first = ("auc", "auprc", "logloss", "normalized_entropy", "calibration"), self.first
         names = dict.fromkeys((*always, *DIRECTIONS, *first.ranking, *first.custom))
         return {name: first.value(name) for name in names if name in always or first.value(name) is not None}
 
     def as_dict(self) -> dict[str, dict[str, object]]:
-        """Label to plain values: ``by_label`` of ``summary.json``."""
+        """Maps each label to plain values: ``by_label`` of ``summary.json``."""
         return {name: metrics.as_dict() for name, metrics in self.by_label.items()}
 
     @classmethod
@@ -283,7 +284,7 @@ def label_metrics(
     grouped: tuple[float | None, float | None],
     ranked: Mapping[str, float] = MappingProxyType({}),
 ) -> LabelMetrics:
-    """All metrics of one label.
+    """Computes all metrics of one label.
 
     Args:
         scores: a histogram made without groups.
@@ -295,7 +296,7 @@ def label_metrics(
     mass = float(masses.sum())
     if mass <= 0:
         return LabelMetrics(num_examples=num_examples)
-    # log(1 + e^z), the loss of a negative; that of a positive is the same of -z. Neither overflows.
+    # log(1 + e^z) is the loss of a negative, and log(1 + e^-z) that of a positive. Neither overflows.
     of_negatives = np.logaddexp(0.0, scores.logits)
     of_positives = np.logaddexp(0.0, -scores.logits)
     predictions = np.exp(-of_positives)
@@ -320,7 +321,7 @@ def label_metrics(
 
 
 def regression_metrics(predictions: F32, labels: F32, weights: F32 | None) -> LabelMetrics:
-    """Metrics of a label that is a number: n predictions, labels, and weights or None where all are 1; float32[n] each."""
+    """Computes metrics of a numeric label: float32[n] predictions, labels, and weights (None if all are 1)."""
     wide = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     mass = _sorted_sum(wide)
     if mass <= 0:
@@ -337,7 +338,7 @@ def regression_metrics(predictions: F32, labels: F32, weights: F32 | None) -> La
 
 
 def _sorted_sum(values: F64) -> float:
-    """The sum, which does not depend on the order of the values."""
+    """Sums the values independently of their order."""
     return float(np.sort(values).sum())
 
 
@@ -348,7 +349,7 @@ def _entropy(rate: float) -> float:
 
 
 def _calibration_curve(scores: ScoreHistogram, predictions: F64, masses: F64) -> tuple[CalibrationBin, ...]:
-    """Up to NUM_BINS bins; equal predictions share one, so ties make bins unequal and fewer."""
+    """Makes up to NUM_BINS bins. Equal predictions share a bin, so ties make bins unequal and fewer."""
     middles = np.cumsum(scores.counts) - scores.counts / 2
     starts = run_starts((middles * NUM_BINS / scores.counts.sum()).astype(np.int64))
     mass = sum_runs(masses, starts)
@@ -361,21 +362,24 @@ def _calibration_curve(scores: ScoreHistogram, predictions: F64, masses: F64) ->
 
 
 RELEVANT = 0.5
-"""The label from which an example is relevant."""
+"""An example with at least this label is relevant."""
 
 
 def ranking(logits: F32, labels: F32, groups: I64, at: Sequence[int]) -> dict[str, float]:
     """``recall@k`` and ``ndcg@k`` for each k, and ``mrr``: means over the groups that have a relevant example.
 
-    A tie counts against the model: the relevant example comes after all of its logit. recall@k is the share of a group's
-    relevant examples among its first k; NDCG@k is Σ 1/log2(place + 1) of these over the most that it could be (Järvelin and
-    Kekäläinen 2002, relevance 0 or 1); MRR is the mean of 1 / (place of the first relevant one).
+    A tie counts against the model: the relevant example is ranked after all others with the same logit. recall@k is
+    the share of a group's relevant examples among its first k. NDCG@k is Σ 1/log2(place + 1) of these, divided by the
+    largest possible value (Järvelin and Kekäläinen 2002, relevance 0 or 1). MRR is the mean of 1 / (place of the first
+    relevant example).
 
     Args:
-        logits, labels: float32[B]. groups: int64[B]. at: the ks.
+        logits, labels: float32[B].
+        groups: int64[B].
+        at: the values of k.
 
     Returns:
-        Empty without a group that has a relevant example.
+        The means by name, or nothing if no group has a relevant example.
     """
     relevant = labels >= RELEVANT
     order = np.lexsort((relevant, -logits, groups))

@@ -1,4 +1,4 @@
-"""Logits and labels, kept until the metrics are computed.
+"""Keeps logits and labels until the metrics are computed.
 
 Shapes: B examples of one call, n examples so far, T labels.
 """
@@ -30,11 +30,11 @@ from girih.schema import LabelLoss
 class Scores:
     """Collects scores, and merges with those of other ranks without loss.
 
-    An example takes 8·T bytes, and 4 more with a weight, 4·T more with weights of labels, 8 more with a group. Metrics of
-    merged scores have the same bits as those of one process that saw all examples, in whatever order.
+    An example takes 8·T bytes. A weight adds 4 bytes, weights of labels add 4·T, and a group adds 8. Metrics of merged
+    scores have the same bits as those of one process that saw all examples, in any order.
 
     Args:
-        losses: of the labels, as :attr:`girih.Labels.losses` has them; bce for all where it is empty.
+        losses: the loss of each label, the same as :attr:`girih.Labels.losses`; empty means bce for all labels.
     """
 
     def __init__(self, losses: Sequence[LabelLoss] = ()) -> None:
@@ -55,15 +55,15 @@ class Scores:
         groups: ArrayLike | None = None,
         label_weights: ArrayLike | None = None,
     ) -> None:
-        """Adds copies of B examples; on an error nothing is added.
+        """Adds copies of B examples. If it raises an error, nothing is added.
 
         Args:
-            logits: float32[B, T], or [B] for one label, before the sigmoid; of labels with mse or huber predictions.
-            labels: of the same shape as logits, each in [0, 1] where the loss is bce.
-            weights: float32[B] ≥ 0; None where all are 1.
+            logits: float32[B, T], or [B] for one label, before the sigmoid; for mse and huber, the predictions.
+            labels: the same shape as logits; each in [0, 1] if the loss is bce.
+            weights: float32[B] ≥ 0; None if all are 1.
             groups: int64[B], for example users; GAUC averages their AUCs. Give them in every call or in none.
-            label_weights: float32[B, T] ≥ 0, beside those of examples: where one is 0 the label is not looked at, and the
-                example is not counted for it. None where all are 1.
+            label_weights: float32[B, T] ≥ 0, multiplied by ``weights``. If a weight is 0, the label is ignored, and
+                the example does not count for it. None if all are 1.
 
         Raises:
             NonFiniteError: a logit is NaN or infinite.
@@ -82,7 +82,7 @@ class Scores:
         self._extend(columns)
 
     def merge(self, other: Scores) -> None:
-        """Adds all examples of another object, which is left unchanged.
+        """Adds all examples of another object, which does not change.
 
         Raises:
             ConfigError: the two differ in labels or in having groups.
@@ -90,12 +90,11 @@ class Scores:
         self._extend(other.arrays())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All scores, for :meth:`from_arrays`; treat them as read-only.
+        """All scores, for :meth:`from_arrays`. Treat them as read-only.
 
         Returns:
-            ``logits`` and ``labels`` float32[n, T]; where given, ``weights`` float32[n], ``groups`` int64[n] and
-            ``label_weights`` float32[n, T].
-            Empty without examples.
+            ``logits`` and ``labels`` float32[n, T]. If given, also ``weights`` float32[n], ``groups`` int64[n] and
+            ``label_weights`` float32[n, T]. Empty without examples.
         """
         return {name: self._column(name) for name in self._columns}
 
@@ -114,11 +113,12 @@ class Scores:
     def result(
         self, label_names: Sequence[str], rank_at: Sequence[int] = (), metrics: Sequence[Metric] = ()
     ) -> Metrics:
-        """Computes the metrics of T labels; all are None without examples.
+        """Computes the metrics of T labels. Without examples, all are None.
 
         Args:
-            rank_at: the ks of :func:`girih.metrics.result.ranking`, within groups; empty computes no such metric.
-            metrics: functions of the user's own; see :mod:`girih.metrics.custom`.
+            rank_at: the values of k of :func:`girih.metrics.result.ranking`, within groups; empty computes no ranking
+                metric.
+            metrics: functions that the user defines; see :mod:`girih.metrics.custom`.
 
         Raises:
             ConfigError: the number of names is not T, or a name is repeated.
@@ -178,7 +178,7 @@ class Scores:
 
     def _column(self, name: str) -> NDArray[Any]:
         chunks = self._columns[name]
-        if len(chunks) > 1:  # once, when asked for: growing an array with each batch would copy it each time
+        if len(chunks) > 1:  # only when asked for: growing an array would copy it with each batch
             chunks[:] = [np.concatenate(chunks)]
         return chunks[0]
 
@@ -193,7 +193,7 @@ def _built_in(examples: Examples, rank_at: Sequence[int]) -> LabelMetrics:
 
 
 def _ones(*shape: int) -> F32:
-    """Ones that take no memory until they are concatenated."""
+    """Returns ones that take no memory until they are concatenated."""
     return np.broadcast_to(np.float32(1), shape)
 
 
@@ -205,7 +205,7 @@ def _two_axes(values: ArrayLike) -> F32:
 def _integers(groups: ArrayLike) -> I64:
     array = np.asarray(groups)
     if array.dtype.kind not in "iu" and array.size:
-        raise ConfigError(f"groups of type {array.dtype}: expected int64, as ids are")
+        raise ConfigError(f"groups of type {array.dtype}: expected int64, the type of ids")
     return np.array(array, np.int64)
 
 
@@ -222,7 +222,7 @@ def _check_shapes(columns: dict[str, NDArray[Any]]) -> None:
             )
     if "label_weights" in columns and columns["label_weights"].shape != shape:
         raise ConfigError(
-            f"label_weights of shape {columns['label_weights'].shape}: expected {shape}, as labels have"
+            f"label_weights of shape {columns['label_weights'].shape}: expected {shape}, the shape of labels"
         )
 
 

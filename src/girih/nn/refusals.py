@@ -48,7 +48,7 @@ _TRAINED = {
     name: f"load it into a torch.nn.{name}, and make this module by {name}.from_torch of that one"
     for name in ("Embedding", "EmbeddingBag")
 }
-"""How to turn trained weights into rows, by class."""
+"""Advice on turning trained weights into rows, by class."""
 _WEIGHT = re.compile(r"weight|embedding_bags\.[^.]+\.weight")
 """The name of weights in a module of torch, and for each table in a module of TorchRec."""
 

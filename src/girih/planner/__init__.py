@@ -1,1 +1,1 @@
-"""Predictions: costs and placements as pure functions of numbers, which touch no live object."""
+"""Predicts costs and decides placements, as pure functions of numbers without live objects."""

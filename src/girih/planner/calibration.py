@@ -1,7 +1,7 @@
-"""A machine as ``girih calibrate`` measured it: links, codecs, and the work of training steps. Frozen, JSON both ways.
+"""The calibration of a machine by ``girih calibrate``: links, codecs, and the work of training steps. Frozen, JSON both ways.
 
-A link is what messages go over: a collective of trainers, or a transport between two processes. A codec makes messages
-smaller before that, and as large as they were behind it. Work is what a core of the machine takes for rows, examples and steps.
+A link is a collective of trainers, or a transport between two processes. A codec compresses messages before sending and
+restores them afterwards. Work is the time of a core for rows, examples and steps.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LINKS = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, "tcp", "shared")
 AGAIN = "measure again with girih calibrate"
 
 Point = tuple[Annotated[int, Bounds(1)], Positive]
-"""Size in bytes, and the first decile of its times in seconds."""
+"""Size in bytes, and the first decile of times in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link as the formulas of DES §3.2.3 have it: a message of S bytes takes α + S / C.
+    """A link, as in the formulas of DES §3.2.3: a message of S bytes takes α + S / C.
 
     Attributes:
         latency_s: α.
         bytes_per_s: C.
-        points: what both were fitted to.
-        message_cpu_s, byte_cpu_s: core-seconds of both ends together, for each message and each byte that is sent, whoever waits.
+        points: the measurements that α and C are fitted to.
+        message_cpu_s, byte_cpu_s: core-seconds of both ends together, per message and per byte sent.
     """
 
     latency_s: NonNegative
@@ -49,20 +49,20 @@ class Link:
     byte_cpu_s: NonNegative = 0.0
 
     def cpu_s(self, messages: float, sent_bytes: float) -> float:
-        """Core-seconds that messages take which have some bytes together."""
+        """Returns core-seconds of a number of messages with a total of ``sent_bytes``."""
         return messages * self.message_cpu_s + sent_bytes * self.byte_cpu_s
 
 
 Links = Mapping[str, Link]
-"""Name, of ``LINKS`` → link."""
+"""Name, one of ``LINKS`` → link."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """The time of one core for a codec of activations or gradients, per byte of the float32 message.
+    """The time of a codec of activations or gradients on one core, per byte of the float32 message.
 
     Attributes:
-        pack_s_per_byte, unpack_s_per_byte: of a message of 1 MiB; of error feedback its sums too.
+        pack_s_per_byte, unpack_s_per_byte: for a message of 1 MiB; with error feedback, its sums are included.
     """
 
     pack_s_per_byte: Positive
@@ -71,10 +71,10 @@ class CodecSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Core-seconds of one call on the ids of an embedding group, which have D numbers each: a line in ids and in numbers.
+    """Core-seconds of one call on the ids of an embedding group with D numbers each: linear in ids and in numbers.
 
     Attributes:
-        call_s: however few the ids. id_s: of each id. number_s: of each of its D numbers.
+        call_s: per call. id_s: per id. number_s: per number of an id.
     """
 
     call_s: NonNegative
@@ -82,20 +82,20 @@ class Rate:
     number_s: NonNegative
 
     def seconds(self, ids: float, dim: int, calls: float = 1.0) -> float:
-        """``calls · call_s + ids · id_s + ids · D · number_s``."""
+        """Returns ``calls · call_s + ids · id_s + ids · D · number_s``."""
         return calls * self.call_s + ids * self.id_s + ids * dim * self.number_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """Core-seconds of the work that is the same for all models, on one core.
+    """Core-seconds, on one core, of the work that does not depend on the model.
 
     Attributes:
-        lookup: unique keys found, their rows looked up and pooled.
-        updates: name of a sparse optimizer → gradients scattered to keys, and rows moved by it.
-        example_s, value_s: an example read from Parquet, and each id or number that it has.
-        step_s: a step, however little it is of, beside its calls of rows and the passes of the model.
-        products: width of a layer → multiplications and additions per second of its forward and backward pass on one core.
+        lookup: finding unique keys, looking up their rows, and pooling.
+        updates: name of a sparse optimizer → scattering gradients to keys, and updating their rows.
+        example_s, value_s: per example read from Parquet, and per id or number in it.
+        step_s: per step, without lookups, row updates and the passes of the model.
+        products: width of a layer → operations per second of its forward and backward pass on one core.
     """
 
     lookup: Rate
@@ -107,18 +107,18 @@ class StepWork:
 
     @property
     def flops_per_s(self) -> float:
-        """The middle of the speeds that products were measured at."""
+        """The median speed of the measured products."""
         return sorted(speed for _, speed in self.products)[len(self.products) // 2]
 
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """The part of a step that is none of its parts: Python between them, threads that hand over, caches gone cold.
+    """The time of a step beyond its parts: Python between them, handovers of threads, cold caches.
 
-    Both rates are for one trainer's share of a step, a line in its ids; found by short runs of the strategy itself.
+    Both rates are for one trainer's share of a step, linear in its ids. They are fitted to short runs of the strategy.
 
     Attributes:
-        work: core-seconds of all processes. path: seconds of what nothing overlaps.
+        work: core-seconds of all processes. path: seconds of the step that do not overlap with others.
     """
 
     work: Rate
@@ -127,18 +127,18 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The links of one machine, how fast it packs and unpacks, and what steps take it.
+    """The calibration of one machine: its links, its codecs, and the work of steps.
 
     Attributes:
-        trainers: how many measured the collectives together.
-        backend: of collectives.
-        machine: ``cores`` and whatever else tells it from others.
+        trainers: number of trainers that measured the collectives together.
+        backend: the backend of collectives.
+        machine: ``cores``, and other properties that identify it.
         links: all of ``LINKS``.
-        codecs: by name, as in configs.
-        work: None where links alone are known, which predict communication and no speed.
-        overheads: calibration key of a strategy → the time of its steps beyond that of their parts.
-        machines: how many such machines there are; see :meth:`spread`.
-        version: of this layout.
+        codecs: name as in configs → speed.
+        work: None if only links are known; then communication can be predicted, but no speed.
+        overheads: calibration key of a strategy → the time of its steps beyond their parts.
+        machines: number of such machines; see :meth:`spread`.
+        version: version of this layout.
     """
 
     trainers: Annotated[int, Bounds(2, 1024)]
@@ -161,11 +161,11 @@ class Calibration:
 
     @property
     def cores(self) -> int:
-        """Cores of all machines; of one, as many as trainers where that was not written down."""
+        """Cores of all machines. An old calibration without ``cores`` counts its trainers."""
         return self.machines * int(self.machine.get("cores", self.trainers))
 
     def over(self, bytes_per_s: float) -> Calibration:
-        """The same machine, with links that carry no more than ``bytes_per_s`` in each direction."""
+        """Returns the same machine, with links of at most ``bytes_per_s`` in each direction."""
         slower = {
             name: replace(link, bytes_per_s=min(link.bytes_per_s, bytes_per_s))
             for name, link in self.links.items()
@@ -173,20 +173,20 @@ class Calibration:
         return replace(self, links=slower)
 
     def spread(self, machines: int) -> Calibration:
-        """Returns the calibration of so many machines like this one, over which processes and their work are spread evenly."""
+        """Returns the calibration of several machines like this one. Processes and their work are spread evenly over them."""
         return replace(self, machines=machines)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
+        """Returns plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def read(cls, path: Path) -> Calibration:
-        """A calibration from a file of ``girih calibrate``.
+        """Reads a calibration from a file of ``girih calibrate``.
 
         Raises:
-            MissingFileError: no such file.
-            ConfigError: not a calibration, or one of another version.
+            MissingFileError: the file does not exist.
+            ConfigError: the file is not a calibration, or has another version.
         """
         mapping = read_json(path, "girih calibrate writes one")
         version = mapping.get("version") if isinstance(mapping, dict) else None

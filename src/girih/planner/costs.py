@@ -1,7 +1,7 @@
-"""Seconds of communication by calibrated links: the formulas of DES §3.2.3, and a step of each strategy by them.
+"""Predicts seconds of communication from calibrated links: the formulas of DES §3.2.3, and a step of each strategy.
 
-α, C: latency and bandwidth of a link. N: workers, here trainers. Nothing overlaps: what a strategy hides behind
-computation, and what processes that share a core wait for it, is not in here.
+α, C: latency and bandwidth of a link. N: workers, here trainers. Nothing overlaps: these times ignore communication hidden
+behind computation, and the waiting of processes that share a core.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from girih.planner.calibration import (
 from girih.planner.traffic import FLOAT_BYTES, PartialSizes, Traffic
 
 BUCKET_BYTES = 1 << 20
-"""Gradients of a replica that travel together: the first are on their way while most of the backward pass is to be done."""
+"""Bytes of gradients of a replica that travel together. The first ones travel during most of the backward pass."""
 _VOTE_BYTES = 24
-_ANSWERS = 2  # empty ones, of a server to the worker and of the worker to the trainer
+_ANSWERS = 2  # empty messages: server to worker, and worker to trainer
 
 
 def one_way_s(size_bytes: float, link: Link) -> float:
-    """α + S / C: one message."""
+    """Returns α + S / C: the seconds of one message."""
     return link.latency_s + size_bytes / link.bytes_per_s
 
 
 def parameter_server_s(
     batch_size: int, example_bytes: float, num_workers: int, link: Link, *, synchronous: bool
 ) -> float:
-    """T_sync,ps = 2N(α + B(S_f + S_w) / C); T_async,ps = 2(α + B(S_f + S_w) / C).
+    """Returns T_sync,ps = 2N(α + B(S_f + S_w) / C), or T_async,ps = 2(α + B(S_f + S_w) / C).
 
     Args:
-        batch_size: B, of each worker.
-        example_bytes: S_f + S_w, keys and weights of one example.
+        batch_size: B, per worker.
+        example_bytes: S_f + S_w, the bytes of keys and weights of one example.
     """
     return 2 * (num_workers if synchronous else 1) * one_way_s(batch_size * example_bytes, link)
 
 
 def half_ring_s(size_bytes: float, num_workers: int, link: Link) -> float:
-    """(N − 1)(α + S / (N C)): reduce-scatter or all-gather, the halves of a ring; AllToAll of N equal parts too.
+    """Returns (N − 1)(α + S / (N C)): reduce-scatter or all-gather, the halves of a ring; also AllToAll of N equal parts.
 
     Args:
-        size_bytes: S, of what is summed or made whole; of AllToAll what each worker has, its own part included.
+        size_bytes: S, the bytes that are summed or gathered; in AllToAll, all bytes of a worker, with its own part.
     """
     return (num_workers - 1) * one_way_s(size_bytes / num_workers, link)
 
 
 def ring_s(size_bytes: float, num_workers: int, link: Link) -> float:
-    """T_ring = 2(N − 1)(α + S_g / (N C)): AllReduce of S_g bytes."""
+    """Returns T_ring = 2(N − 1)(α + S_g / (N C)): AllReduce of S_g bytes."""
     return 2 * half_ring_s(size_bytes, num_workers, link)
 
 
 def des_s(sizes_bytes: Collection[float], num_workers: int, link: Link) -> float:
-    """T_DES = Σ_j T_ring(S_Mj): an AllReduce for each aggregation, S_Mj bytes of partial results."""
+    """Returns T_DES = Σ_j T_ring(S_Mj): an AllReduce for each aggregation, of S_Mj bytes of partial results."""
     return sum(ring_s(size, num_workers, link) for size in sizes_bytes)
 
 
 def link_s(name: str, size_bytes: float, num_workers: int, link: Link) -> float:
-    """Time of one operation of a link of ``LINKS``: AllReduce, another collective, or one message."""
+    """Returns the time of one operation of a link of ``LINKS``: AllReduce, another collective, or one message."""
     if name == ALL_REDUCE:
         return ring_s(size_bytes, num_workers, link)
     if name in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL):
@@ -74,16 +74,16 @@ def link_s(name: str, size_bytes: float, num_workers: int, link: Link) -> float:
 
 
 def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
-    """α ≥ 0 and C of a link, by its formula: the best of those that go through two points, or through one with α = 0.
+    """Fits α ≥ 0 and C of a link to its formula. Candidates go through two points, or through one with α = 0.
 
-    The best has the least sum of |log(formula / measured)|, so that small and large sizes count alike, and a point
-    that something disturbed hardly does.
+    The best one has the smallest sum of |log(formula / measured)|. So small and large sizes count equally, and an
+    outlier has little effect.
     """
 
     def formula(size: float, latency_s: float, bytes_per_s: float) -> float:
         return link_s(name, size, num_workers, Link(latency_s, bytes_per_s))
 
-    # a formula is α·a + b / C
+    # each formula is α·a + b / C
     terms = [(formula(size, 1.0, math.inf), formula(size, 0.0, 1.0), seconds) for size, seconds in points]
     bounds = [(0.0, b / seconds) for _, b, seconds in terms]
     for (a1, b1, t1), (a2, b2, t2) in combinations(terms, 2):
@@ -97,9 +97,9 @@ def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
 
 
 def sent_by_all(name: str, size_bytes: float, num_workers: int) -> tuple[float, float]:
-    """Messages of one operation of a link, and their bytes, over all workers."""
+    """Returns messages of one operation of a link, and their bytes, over all workers."""
     others = num_workers - 1
-    if name == ALL_REDUCE:  # each worker's N - 1 messages to sum, and as many to tell, of an N-th each
+    if name == ALL_REDUCE:  # per worker N - 1 messages to sum and N - 1 to spread the result, each of an N-th
         return 2.0 * num_workers * others, 2.0 * others * size_bytes
     if name in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL):
         return float(num_workers * others), others * size_bytes
@@ -107,10 +107,10 @@ def sent_by_all(name: str, size_bytes: float, num_workers: int) -> tuple[float, 
 
 
 def with_cpu(name: str, link: Link, cpu_s: Sequence[tuple[int, float]], num_workers: int) -> Link:
-    """The link with the core-seconds of its messages and bytes: a line through those of the smallest and the largest size.
+    """Adds core-seconds per message and per byte to a link: a line through the smallest and the largest size.
 
     Args:
-        cpu_s: (size, core-seconds of one operation at all ends), of two sizes or more.
+        cpu_s: (size, core-seconds of one operation at all ends), for two sizes or more.
     """
     (small, few_s), (large, many_s) = min(cpu_s), max(cpu_s)
     messages, least = sent_by_all(name, small, num_workers)
@@ -123,10 +123,10 @@ def with_cpu(name: str, link: Link, cpu_s: Sequence[tuple[int, float]], num_work
 def synchronous_step(
     sent: Traffic, num_trainers: int, links: Links, *, num_sets: int = 1, micro_batches: int = 1
 ) -> Mapping[str, float]:
-    """Seconds of a step of ``synchronous``, by kind: AllToAlls for rows, AllReduces for dense gradients.
+    """Returns seconds of a step of ``synchronous``, by kind: AllToAlls for rows, AllReduces for dense gradients.
 
-    An AllToAll each for numbers of keys, for keys, for the rows of each set of groups that travel together in each
-    micro-batch, and for the gradients of each set; a small AllReduce each before gradients are applied, and for the vote.
+    There is an AllToAll for numbers of keys, and one for keys. For each set of groups that travel together, there is one
+    for its rows in each micro-batch, and one for its gradients. There are two small AllReduces, for gradients and vote.
     """
     others, rows = num_trainers - 1, links[ALL_TO_ALL]
     agreed = ring_s(_VOTE_BYTES, num_trainers, links[ALL_REDUCE])
@@ -141,15 +141,15 @@ def synchronous_step(
 def remote_step(
     sent: Traffic, num_trainers: int, links: Links, *, transport: str, in_step: bool
 ) -> Mapping[str, float]:
-    """Seconds of a step of tables in embedding servers, by kind; a worker asks all of its servers at once.
+    """Returns seconds of a step with tables in embedding servers, by kind. A worker asks all its servers at once.
 
-    Messages one after the other: ids to the worker, the request to pull, keys to servers; rows, embeddings; gradients to
-    the worker and to servers, and two empty answers.
+    Messages in sequence: ids to the worker, the pull request, keys to servers; rows, embeddings; gradients to the
+    worker and to servers, and two empty answers.
     """
     link = links[transport]
     if in_step:
         dense = _replica_s(sent.dense, num_trainers, links)
-    else:  # T_async,ps
+    else:  # T_async,ps of DES
         dense = _messages_s(2, sent.dense, link) if sent.dense else 0.0
     return {
         "ids": _messages_s(3, sent.ids, link),
@@ -162,17 +162,17 @@ def remote_step(
 def substitution_step(
     batch_size: int, num_trainers: int, links: Links, sizes: PartialSizes
 ) -> Mapping[str, float]:
-    """Seconds of a step of ``substitution``, by kind: T_DES where partial results are float32 and "replicated"."""
+    """Returns seconds of a step of ``substitution``, by kind: T_DES if partial results are float32 and "replicated"."""
     split, column_bytes = sizes.split, batch_size * sizes.partial_bytes
     vectors = [column_bytes * columns for columns in sizes.concatenated]
     sums = [column_bytes * sizes.summed] if sizes.summed else []
     as_ring = not split and sizes.partial_bytes == FLOAT_BYTES
     if as_ring:
         partials = des_s(sums, num_trainers, links[ALL_REDUCE])
-    else:  # there and back; or each its part, and then the whole, which is rounded twice only
+    else:  # reduce-scatter, then all-gather; so values are rounded only twice
         halves = [links[REDUCE_SCATTER], links[ALL_GATHER]]
         partials = sum(half_ring_s(size, num_trainers, link) for size in sums for link in halves)
-    if split:  # each trainer's columns, of its examples, and their gradients back
+    if split:  # columns of a trainer's examples, and their gradients back
         shares = [size / num_trainers for size in vectors]
         partials += 2 * sum(half_ring_s(size, num_trainers, links[ALL_TO_ALL]) for size in shares)
         dense_bytes = sizes.shared_parameters * FLOAT_BYTES + _VOTE_BYTES
@@ -183,7 +183,7 @@ def substitution_step(
 
 
 def _replica_s(sent_bytes: float, num_trainers: int, links: Links) -> float:
-    """Gradients of a whole replica, in rings of one bucket each, and the vote."""
+    """Returns seconds to sum the gradients of a replica, in rings of one bucket each, and for the vote."""
     if num_trainers == 1:
         return 0.0
     size = sent_bytes * num_trainers / (2 * (num_trainers - 1))
@@ -193,5 +193,5 @@ def _replica_s(sent_bytes: float, num_trainers: int, links: Links) -> float:
 
 
 def _messages_s(num_messages: int, sent_bytes: float, link: Link) -> float:
-    """Messages one after the other that have some bytes together."""
+    """Returns seconds of messages in sequence, with a total of ``sent_bytes``."""
     return num_messages * link.latency_s + sent_bytes / link.bytes_per_s

@@ -1,4 +1,4 @@
-"""Facts: what is known before a run. Frozen, plain values; a plan is a function of them."""
+"""Facts: the things that are known before a run. Frozen, plain values; a plan is a function of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class OperatorFacts:
 
     Attributes:
         aggregation: "sum" or "concat".
-        columns: numbers per example that are aggregated.
-        colocated_features: features that one trainer must have together.
+        columns: numbers per example to aggregate.
+        colocated_features: features that must be on the same trainer.
     """
 
     name: str
@@ -30,17 +30,17 @@ class OperatorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model as a planner sees it.
+    """The properties of a model that planning needs.
 
     Attributes:
-        name: of its class.
+        name: the name of its class.
         num_parameters: numbers of the dense half.
-        upper_parameters: those of them that belong to no operator's features, so that each trainer has them.
-        upper_weights: those of the upper parameters that are in products.
-        last_bucket: those parameters whose gradients come last in the backward pass, and travel together; None: all of them.
-        operators: substitutable operators, in the order in which the model declares them.
-        not_substitutable: why the model cannot be substituted, where it says so.
-        optimizer: class of the dense optimizer, with its module; empty where there are no parameters.
+        upper_parameters: parameters that belong to no operator's features, so that each trainer has them.
+        upper_weights: the part of the upper parameters that is in matrix products.
+        last_bucket: numbers whose gradients come last in the backward pass, and travel together; None: all parameters.
+        operators: substitutable operators, in the order of declaration.
+        not_substitutable: the reason why the model cannot be substituted, if it gives one.
+        optimizer: class of the dense optimizer, with its module; empty without parameters.
         loss_strategies: strategies that the model's own loss supports; None supports all.
     """
 
@@ -57,12 +57,12 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessProfile:
-    """Rows and ids that a training step touches: means over some batches.
+    """Rows and ids that a training step touches: means over several batches.
 
     Attributes:
-        rows: table → unique keys of a whole batch. rows_of_share: those of one trainer's share of it.
+        rows: table → unique keys of a whole batch. rows_of_share: those of one trainer's share.
         widths: table → numbers per row, first-order weights included.
-        ids: ids of a whole batch. ids_of_tables: table → those that are its own.
+        ids: ids of a whole batch. ids_of_tables: table → its part of them.
     """
 
     rows: Mapping[str, float]
@@ -72,17 +72,17 @@ class AccessProfile:
     ids_of_tables: Mapping[str, float] = field(default_factory=dict)
 
     def loads(self) -> dict[str, float]:
-        """Table → rows touched per step × numbers per row: what it costs its owner."""
+        """Returns table → rows per step × numbers per row: the cost for its owner."""
         return {name: rows * self.widths[name] for name, rows in self.rows.items()}
 
     @property
     def keys_of_share(self) -> float:
-        """Unique keys of one trainer's share, of all tables."""
+        """Returns the unique keys of one trainer's share, over all tables."""
         return sum(self.rows_of_share.values())
 
     @property
     def numbers_of_share(self) -> float:
-        """Numbers that the rows of these keys have."""
+        """Returns the numbers in the rows of these keys."""
         return sum(count * self.widths[name] for name, count in self.rows_of_share.items())
 
 
@@ -91,12 +91,12 @@ class DenseCost:
     """Memory and time of the model's forward and backward pass.
 
     Attributes:
-        bytes_per_example: that the forward pass keeps for the backward pass.
-        memory_bytes: that a trainer may take.
-        pass_s: seconds that both take however few the examples. example_s: seconds that each example adds.
+        bytes_per_example: bytes that the forward pass keeps for the backward pass.
+        memory_bytes: bytes that a trainer may use.
+        pass_s: seconds per pass, forward and backward, without examples. example_s: seconds per example.
         update_s: seconds of a step of the optimizer.
-        busy_threads: threads that a pass kept busy on average, at most those that it had. None where nobody measured it, all of them then.
-        parameter_copies: bytes that a byte of parameters takes with one gradient and its optimizer's state: 4 for Adam.
+        busy_threads: threads that a pass keeps busy on average, at most those it has. None: not measured; counts as all.
+        parameter_copies: bytes per byte of parameters, with one gradient and the optimizer's state: 4 for Adam.
     """
 
     bytes_per_example: float
@@ -108,18 +108,18 @@ class DenseCost:
     busy_threads: float | None = None
 
     def seconds(self, examples: float) -> float:
-        """A forward and backward pass of ``examples`` examples."""
+        """Returns seconds of a forward and backward pass of a number of examples."""
         return self.pass_s + self.example_s * examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """Tables of one row layout, which one operation may serve.
+    """Tables of equal row layout, so that one operation can serve them.
 
     Attributes:
         dim: numbers per row, first-order weights included.
-        output_vectors, output_numbers: vectors per example that its pooled outputs have, and their numbers.
-        optimizer: name of the one that moves most of a row.
+        output_vectors, output_numbers: vectors per example in the pooled outputs, and their numbers.
+        optimizer: name of the optimizer of most columns of a row.
     """
 
     name: str
@@ -135,8 +135,8 @@ class TableFacts:
     """One table.
 
     Attributes:
-        row_bytes: of a row in memory, with its optimizer's state.
-        max_rows: that it may have; None bounds nothing.
+        row_bytes: bytes of a row in memory, with its optimizer's state.
+        max_rows: maximum number of rows; None means no limit.
     """
 
     name: str
@@ -146,27 +146,27 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything that a strategy decides from.
+    """All inputs of a strategy's decisions.
 
     Attributes:
-        num_trainers: trainers that take part.
-        hosts: where each trainer listens, by rank, the same for those of one host; empty where that is not known.
-        batch_size: examples per step over all trainers; None where no training data is known yet.
-        device: device of the dense half. rows_on: device that rows are asked to be on, "cpu" or "gpu"; None where it is free.
+        num_trainers: number of trainers.
+        hosts: the host of each trainer, by rank, equal for trainers on one host; empty if unknown.
+        batch_size: examples per step over all trainers; None if no training data is known yet.
+        device: device of the dense half. rows_on: requested device of rows, "cpu" or "gpu"; None lets the strategy choose.
         groups: tables by row layout, before a plan packs them.
-        schedule: how a step is to be packed and laid out in time.
-        global_batch_norm: whether batch norm is to take the moments of all trainers' examples of a step.
-        compile: whether torch is to compile the dense half. clips: whether it bounds the norm of all gradients together.
-        profile: measured on the first batches; None where it is not known.
-        speeds: nominal ones, which plans decide from.
-        dense_cost: of the model; None where it is not known. Plans decide from one without measured times.
-        links: calibrated ones, to predict times with; no decision rests on them.
-        calibration: of the machine, to predict a speed with.
-        threads: that a trainer computes with.
-        graph: the model's operators, where group servers are to have some. tagging, wire: their devices, and the codecs of activations
-            and dense gradients by kind, where a plan has decided that.
-        tables: all whose rows are in memory alone. free_bytes: of memory that this machine can give now; None where processes
-            are on several hosts. It decides what is refused, and nothing else. memory_bytes: that this machine has.
+        schedule: the options ``[schedule]``: packing and order of a step.
+        global_batch_norm: whether batch norm uses the moments of all trainers' examples of a step.
+        compile: whether torch compiles the dense half. clips: whether the norm of all dense gradients is bounded.
+        profile: the access profile of the first batches; None if unknown.
+        speeds: nominal speeds, for decisions of plans.
+        dense_cost: the cost of the model; None if unknown. For plans, it has no measured times.
+        links: calibrated links, to predict times; no decision depends on them.
+        calibration: the calibration of the machine, to predict a speed.
+        threads: number of threads that a trainer computes with.
+        graph: the model's operators, if group servers may run some. tagging, wire: their devices, and the codecs of
+            activations and dense gradients by kind, if a plan has decided these.
+        tables: all tables whose rows are only in memory. free_bytes: free memory of this machine; None if processes are on
+            several hosts. It only decides refusals. memory_bytes: total memory of this machine.
     """
 
     schema: Schema

@@ -13,20 +13,20 @@ from girih.planner.packing import PackedGroup, packed, spread, volumes_of
 from girih.planner.traffic import FLOAT_BYTES
 
 PASSES = 4
-"""Times that memory sees a number of a bag: its row is read, the bag is written, its gradient is read, and added up."""
+"""Memory accesses per number of a bag: read its row, write the bag, read its gradient, and add it up."""
 EXCHANGES = 2
 """Messages to each other trainer that an interleaving group adds to a step: rows, and their gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """The groups of a step, and in which order they come.
+    """The groups of a step, and their order.
 
     Attributes:
-        interleaving: names of the groups of each interleaving group, in turn.
-        excluded: names of the groups that run ahead of these.
-        capacity: numbers that an interleaving group may have, or None where nothing bounds it.
-        why: what decided their number; empty where one is all that was asked for.
+        interleaving: names of the groups in each interleaving group, in order.
+        excluded: names of the groups that run before these.
+        capacity: maximum numbers in an interleaving group, or None without a limit.
+        why: the reason for their number; empty if one was requested.
     """
 
     groups: tuple[PackedGroup, ...]
@@ -36,11 +36,11 @@ class Arrangement:
     why: str
 
     def schedule(self) -> dict[str, object]:
-        """For ``Plan.schedule``."""
+        """Returns the part of ``Plan.schedule``."""
         return {"interleaving": [list(names) for names in self.interleaving], "excluded": list(self.excluded)}
 
     def predicted(self) -> dict[str, object]:
-        """For ``Plan.predicted``."""
+        """Returns the part of ``Plan.predicted``."""
         volumes = {group.name: round(group.volume) for group in self.groups}
         if not self.why:
             return {"volumes": volumes}
@@ -53,14 +53,14 @@ class Arrangement:
 
 
 def arrange(facts: Facts) -> Arrangement:
-    """Packs tables, and spreads the groups over interleaving groups, as ``[schedule]`` says.
+    """Packs tables, and spreads the groups over interleaving groups, according to ``[schedule]``.
 
-    Their number is the one given, or by :func:`capacity`. The largest volume is near the smallest possible
-    (:func:`~girih.planner.packing.spread`). Order is the schema's, the same on every trainer, since all must come to
-    an exchange together; it changes no sum.
+    Their number is the requested one, or follows from :func:`capacity`. The largest volume is near the smallest possible
+    (:func:`~girih.planner.packing.spread`). The order is that of the schema, the same on every trainer, since all trainers
+    must do an exchange together. The order changes no sum.
 
     Raises:
-        ConfigError: fewer tables than interleaving groups, or an excluded feature that is none.
+        ConfigError: there are fewer tables than interleaving groups, or an excluded feature does not exist.
     """
     wanted = facts.schedule.interleaving_groups
     bound: float | None = None
@@ -78,7 +78,7 @@ def arrange(facts: Facts) -> Arrangement:
                 f"schedule: interleaving_groups = {number}, but there are {len(included)} tables that are not excluded, and a"
                 f" table is never cut; set at most {max(1, len(included))}"
             )
-        why += f"; {number} are wanted, but there are {len(included)} tables" if number > 1 else ""
+        why += f"; {number} are needed, but there are {len(included)} tables" if number > 1 else ""
     sets = spread([group.volume for group in included], min(number, max(1, len(included))))
     return Arrangement(
         groups=groups,
@@ -92,25 +92,25 @@ def arrange(facts: Facts) -> Arrangement:
 def capacity(facts: Facts) -> tuple[float | None, str]:
     """Capacity_g = min_op (RBound_op / RParam_op): numbers per step of an interleaving group, and why (PICASSO §III-C, eq. 3).
 
-    The operations of the embedding layer are the exchange of rows, bound by the network, and lookup and pooling, bound by
-    memory. RBound is what a resource carries while a trainer computes the dense half for its share of a step, so that
-    no group keeps it waiting longer than that: bytes per second × seconds of a forward and backward pass, both nominal. RParam is the
-    bytes that a number of a step costs a trainer: those that it sends for keys, rows and gradients, by the unique
-    keys of the first batches, and four passes through memory; over all numbers, of which eq. 1 gives the volume.
+    The operations of the embedding layer are the exchange of rows, bound by the network, and lookup and pooling, bound by memory.
+    RBound is the amount that a resource carries while a trainer computes the dense half for its share of a step. So no group makes
+    the trainer wait longer. RBound is bytes per second × seconds of a forward and backward pass, both nominal. RParam is the bytes
+    per number of a step for a trainer: bytes sent for keys, rows and gradients, by the unique keys of the first batches, and
+    four passes through memory. They are divided by the volume of all numbers (eq. 1).
 
-    An interleaving group is not made smaller than what the network carries in the latency of its own messages: one more would
-    then cost longer than it spreads. None, where a fact is missing, bounds nothing.
+    An interleaving group has at least the numbers that the network carries in the latency of the group's own messages. A smaller
+    group would cost more than it saves. None means no limit, because a fact is missing.
     """
     profile, speeds = facts.profile, facts.speeds
     volume = sum(volumes_of(facts).values())
     if facts.num_trainers == 1:
         return None, "one: a single trainer exchanges nothing"
     if profile is None or not profile.ids_of_tables or facts.batch_size is None or not volume:
-        return None, "one: what a step looks up is not known yet"
+        return None, "one: the lookups of a step are not known yet"
     if not facts.model.num_parameters:
-        return None, "one: the dense half has no parameters, so that there is nothing to compute meanwhile"
+        return None, "one: the dense half has no parameters, so there is nothing to compute meanwhile"
     if facts.dense_cost is None:
-        return None, "one: what an example costs the model is not known yet"
+        return None, "one: the cost of an example in the model is not known yet"
     window_s = facts.dense_cost.seconds(facts.batch_size / facts.num_trainers)
     sent = traffic.synchronous(
         facts.num_trainers, keys=profile.keys_of_share, numbers=profile.numbers_of_share, parameters=0
@@ -128,27 +128,27 @@ def capacity(facts: Facts) -> tuple[float | None, str]:
     hidden = bounds["network"] * latency_s / window_s
     why = f"by eq. 3: while a trainer computes, {1e3 * window_s:.3g} ms, {resource} carries {least:,.0f} numbers"
     if hidden > least:
-        why += f"; at least {hidden:,.0f}, what the network carries in the {1e3 * latency_s:.3g} ms of its messages"
+        why += f"; at least {hidden:,.0f}, which the network carries in the {1e3 * latency_s:.3g} ms of its messages"
     return max(least, hidden), why
 
 
 def _ratio(bound: float, cost: float) -> float:
-    """RBound / RParam; without bound where the resource has none, or nothing is sent."""
+    """Returns RBound / RParam; infinite if the resource has no bound, or nothing is sent."""
     return bound / cost if bound and cost else math.inf
 
 
 MEMORY_SHARE = 0.25
-"""Part of the memory that what is kept for the backward pass may take; the rest is for tables, and for gradients."""
+"""Fraction of memory for what the backward pass needs; the rest is for tables and gradients."""
 MOST = 64
 ROUNDING = 1e-9
-"""Parts below which a remainder results from rounding, and is not one more part."""
+"""Fraction of a part below which a remainder is a rounding error, and not one more part."""
 
 
 def micro_batch_size(bounds: Mapping[str, tuple[float, float]]) -> tuple[float, str]:
-    """BS_micro = min_op (RBound_op / RInstance_op), examples, and the resource that decides it (PICASSO §III-C, eq. 2).
+    """Returns BS_micro = min_op (RBound_op / RInstance_op), examples, and the resource that decides (PICASSO §III-C, eq. 2).
 
     Args:
-        bounds: resource → what there is of it, and what an example takes, in the same unit; not empty.
+        bounds: resource → the available amount, and the amount per example, in the same unit; not empty.
     """
     sizes = {name: bound / each if each else math.inf for name, (bound, each) in bounds.items()}
     least = min(sizes, key=lambda name: sizes[name])
@@ -156,22 +156,23 @@ def micro_batch_size(bounds: Mapping[str, tuple[float, float]]) -> tuple[float, 
 
 
 def micro_batches(facts: Facts) -> tuple[int, str]:
-    """The number of micro-batches that a trainer's share of a step is cut into, and why; by :func:`micro_batch_size` where "auto".
+    """Returns the number of micro-batches in a trainer's share of a step, and why; "auto" uses :func:`micro_batch_size`.
 
-    Resources are memory, and, from the embedding layer on, the network:
+    The resources are memory and, if batches are cut from the embedding layer, the network:
 
-    - memory: RBound is :data:`MEMORY_SHARE` of a trainer's part of the machine's memory, RInstance the bytes that the model keeps of an
-      example for its backward pass, counted.
-    - network: of n micro-batches the rows of all but the first travel while another is computed, which hides (1 - 1 / n) · H
-      seconds, H being the shorter of a step's rows and its examples in the model. Each micro-batch costs L, the latency of its messages
-      and what a pass of the model takes however few its examples. n · L + H / n is least for the least n with n · (n + 1) ≥ H / L.
-      RBound is the bytes of rows that this leaves for each, RInstance those of an example. Where L is 0 there is no bound.
+    - memory: RBound is :data:`MEMORY_SHARE` of a trainer's part of the machine's memory. RInstance is the counted bytes per
+      example that the model keeps for its backward pass.
+    - network: with n micro-batches, the rows of each micro-batch except the first travel while another one is computed. This hides
+      (1 - 1 / n) · H seconds. H is the shorter of the times for a step's rows and for its examples in the model. Each micro-batch
+      costs L, the latency of its messages and the fixed time of a pass. n · L + H / n is smallest for the least n with
+      n · (n + 1) ≥ H / L. RBound is the bytes of rows per micro-batch at this n, RInstance the bytes per example. If L is 0,
+      there is no bound.
     """
     wanted = facts.schedule.micro_batches
     if wanted != "auto":
         return wanted, ""
     if facts.batch_size is None or facts.dense_cost is None:
-        return 1, "what an example costs the model is not known yet"
+        return 1, "the cost of an example in the model is not known yet"
     share = facts.batch_size / facts.num_trainers
     kept = facts.dense_cost.bytes_per_example
     bounds = {"memory": (MEMORY_SHARE * facts.dense_cost.memory_bytes, kept)}
@@ -186,11 +187,11 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
     count = max(1, min(MOST, math.floor(share), math.ceil(share / max(size, 1.0) - ROUNDING)))
     bound, each = bounds[resource]
     return count, (
-        f"by eq. 2: {resource} is for {size:,.0f} examples, {bound:,.0f} bytes at {each:,.0f} each; a trainer's share of a"
+        f"by eq. 2: {resource} allows {size:,.0f} examples, {bound:,.0f} bytes at {each:,.0f} each; a trainer's share of a"
         f" step has {share:,.0f}"
     )
 
 
 def _fewest(ratio: float) -> int:
-    """The least n ≥ 1 with n · (n + 1) ≥ ratio."""
+    """Returns the least n ≥ 1 with n · (n + 1) ≥ ratio."""
     return max(1, math.ceil(math.sqrt(ratio + 0.25) - 0.5))

@@ -1,7 +1,7 @@
-"""Memory of a run's processes by role, accounted before they start, so that what fits nowhere ends the run early (HT §4.3).
+"""Accounts the memory of a run's processes by role, so that a run that cannot fit ends before it starts (HT §4.3).
 
-Counted are rows at the most that a table may have, and parameters with their gradients, their optimizer's state and what averaging keeps: what
-is known. Tables without a limit count nothing. What operators keep is for :mod:`girih.planner.tagging`.
+The account has rows up to the limits of tables, and parameters with gradients, optimizer state and the copies for averaging.
+Tables without a limit count nothing. :mod:`girih.planner.tagging` accounts the outputs of operators.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from girih.planner.traffic import FLOAT_BYTES
 EMBEDDING, TRAINER, GROUP, DENSE = "embedding-server", "trainer", "group-server", "dense-server"
 PARAMETERS = "dense parameters"
 KEPT = {"easgd": 1, "ma": 0, "bmuf": 2}
-"""Copies of the parameters that dense servers keep from round to round: the centre; the global model and its last update."""
+"""Copies of the parameters that dense servers keep from round to round: the centre; or the global model and its last update."""
 ROUND = {"easgd": 2, "ma": 4, "bmuf": 4}
-"""Those that they take for each replica: what came, and all side by side; in a round of all, their differences and what each is answered."""
+"""Copies per replica: received and stacked ones; in a round of all replicas, their differences and the answers."""
 
 Account = Mapping[str, Mapping[str, float]]
 """Role → table, or part of the dense half → bytes in all processes of the role."""
@@ -27,10 +27,10 @@ Account = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """The copies of the dense parameters that a run of ``hierarchical`` has, and the nets that train on them.
+    """The copies of the dense parameters in a run of ``hierarchical``, and the nets that train on them.
 
     Attributes:
-        averaging: the algorithm; what it is called where there is one group does not matter.
+        averaging: the algorithm; irrelevant with one group.
     """
 
     groups: int = 1
@@ -41,11 +41,11 @@ class Copies:
 
     @property
     def trainers(self) -> int:
-        """Those of all groups."""
+        """Number of trainers in all groups."""
         return self.groups * self.trainers_per_group
 
     def fewer(self) -> Iterator[tuple[str, Copies]]:
-        """Runs that take less, the nearest first: options to set, and what there is then."""
+        """Yields smaller runs, the most similar first: the options to set, and the resulting copies."""
         for nets in range(self.nets - 1, 0, -1):
             yield f"nets to at most {nets}", replace(self, nets=nets)
         one = "nets = 1 and " if self.nets > 1 else ""
@@ -58,10 +58,10 @@ class Copies:
 
 
 def account(facts: Facts, copies: Copies) -> Account:
-    """The bytes of a run of ``hierarchical``: rows in embedding servers, the dense half in those that move it, in trainers, and averages.
+    """Returns the bytes of a run of ``hierarchical``: rows in embedding servers, and the dense half in each role.
 
-    Group servers have a group's one copy, its optimizer's state, and gradients of each net of each trainer. Trainers have the model as it was
-    built beside them, and one of each group gathers the optimizer's state for a checkpoint.
+    Group servers have the group's one copy, its optimizer's state, and gradients for each net of each trainer. Trainers also
+    have the model as built, and one trainer of each group gathers the optimizer's state for a checkpoint.
     """
     size = float(FLOAT_BYTES * facts.model.num_parameters)
     averaged = copies.groups > 1
@@ -87,10 +87,10 @@ def account(facts: Facts, copies: Copies) -> Account:
 
 
 def check(facts: Facts, copies: Copies, strategy: str) -> None:
-    """Refuses what the machine has no memory for; where processes are on several hosts, nothing is known.
+    """Refuses a run that does not fit into the machine's memory. With processes on several hosts, nothing is checked.
 
     Raises:
-        ConfigError: names the table, or the operator of the dense half, that takes most, where, and what would fit.
+        ConfigError: names the table, or the operator, that needs most memory, the role, and a run that would fit.
     """
     free, required = facts.free_bytes, account(facts, copies)
     total = _total(required)
@@ -103,21 +103,21 @@ def check(facts: Facts, copies: Copies, strategy: str) -> None:
     if role == EMBEDDING:
         (table,) = (each for each in facts.tables if each.name == item)
         raise ConfigError(
-            f"strategy: {strategy}: table {item!r} fits nowhere: its {table.max_rows:,} rows (max_rows) of {table.row_bytes} bytes"
-            f" take {gigabytes(size)} in embedding servers, and {gigabytes(left)} of this machine's {gigabytes(free)} are left"
+            f"strategy: {strategy}: table {item!r} does not fit into memory: its {table.max_rows:,} rows (max_rows) of {table.row_bytes} bytes"
+            f" take {gigabytes(size)} in embedding servers, but only {gigabytes(left)} of this machine's {gigabytes(free)} are left"
             f" for it; set its max_rows to at most {int(left // table.row_bytes):,}, or store.tiers = ['dram', 'ssd']"
         )
     nets = copies.nets * (copies.trainers_per_group if copies.servers_per_group else 1)
-    averages = ", and what averaging keeps" if copies.groups > 1 else ""
+    averages = ", copies for averaging" if copies.groups > 1 else ""
     raise ConfigError(
-        f"strategy: {strategy}: {item} fit nowhere: they take {gigabytes(size)} in all {role} processes, with optimizer state,"
-        f" a gradient for each of {nets} nets{averages}{_largest(facts)}, and {gigabytes(left)} of this machine's"
+        f"strategy: {strategy}: {item} do not fit into memory: they take {gigabytes(size)} in all {role} processes, with optimizer state,"
+        f" a gradient for each of {nets} nets{averages}{_largest(facts)}, but only {gigabytes(left)} of this machine's"
         f" {gigabytes(free)} are left for them; {_mended(facts, copies, free)}"
     )
 
 
 def _mended(facts: Facts, copies: Copies, free: float) -> str:
-    """Says what would fit."""
+    """Returns the advice that makes the run fit."""
     for told, fewer in copies.fewer():
         if _total(account(facts, fewer)) <= free:
             return f"set {told}"
@@ -131,7 +131,7 @@ def _mended(facts: Facts, copies: Copies, free: float) -> str:
 
 
 def _largest(facts: Facts) -> str:
-    """Names the operator with most of the parameters, where operators are known."""
+    """Names the operator with most of the parameters, if operators are known."""
     if facts.graph is None or not facts.graph.operators:
         return ""
     largest = max(facts.graph.operators, key=lambda each: each.parameter_bytes)

@@ -1,4 +1,4 @@
-"""Packing of tables into groups that one operation serves each (D-packing, PICASSO §III-B)."""
+"""Packs tables into groups, so that one operation serves each group (D-packing, PICASSO §III-B)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from girih.errors import ConfigError, nearest
 from girih.planner.facts import Facts, GroupFacts
 
-_ROUNDING = 1e-9  # of sums of floats: an average group is not above the average
+_ROUNDING = 1e-9  # relative error of sums of floats, so that an average group is not above the average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,10 @@ class PackedGroup:
     """One group of a plan.
 
     Attributes:
-        tables: of equal row layout, in the schema's order.
+        tables: tables of equal row layout, in the schema's order.
         dim: numbers per row, first-order weights included.
-        volume: its :func:`parameter_volume`.
-        excluded: whether it runs ahead of the interleaving groups.
+        volume: the group's :func:`parameter_volume`.
+        excluded: whether the group runs before the interleaving groups.
     """
 
     name: str
@@ -32,20 +32,20 @@ class PackedGroup:
 
 
 def parameter_volume(num_ids: float, dims: Mapping[str, int], frequencies: Mapping[str, float]) -> float:
-    """CalcVParam(T) = N Σ_{t∈T} (t_dim Σ_{ID∈t} ID_freq): numbers that a step looks up (PICASSO §III-B, eq. 1).
+    """Returns CalcVParam(T) = N Σ_{t∈T} (t_dim Σ_{ID∈t} ID_freq): numbers that a step looks up (PICASSO §III-B, eq. 1).
 
     Args:
         num_ids: N, ids of a step.
-        dims: for each table of T, numbers per row.
-        frequencies: for each table, Σ ID_freq: the part of the step's ids that are the table's.
+        dims: numbers per row, for each table of T.
+        frequencies: Σ ID_freq for each table: the fraction of the step's ids that belong to the table.
     """
     return num_ids * sum(dims[table] * frequencies[table] for table in dims)
 
 
 def volumes_of(facts: Facts) -> dict[str, float]:
-    """Table → its part of a step's :func:`parameter_volume`.
+    """Returns table → its part of a step's :func:`parameter_volume`.
 
-    Where nothing was measured, each feature counts one id per example.
+    Without a profile, each feature counts one id per example.
     """
     dims = {table: group.dim for group in facts.groups for table in group.tables}
     profile = facts.profile
@@ -60,29 +60,33 @@ def volumes_of(facts: Facts) -> dict[str, float]:
 
 
 def excluded_tables(facts: Facts) -> frozenset[str]:
-    """The tables of the features that ``[schedule] excluded`` names.
+    """Returns the tables of the features in ``[schedule] excluded``.
 
     Raises:
-        ConfigError: no feature of that name has ids, or the model reads none of its tables.
+        ConfigError: no feature of this name has ids, or the model reads none of its tables.
     """
     known = {feature.name: feature.table_name for feature in facts.schema.sparse}
     read = {table for group in facts.groups for table in group.tables}
     for name in facts.schedule.excluded:
         if name not in known:
-            raise ConfigError(f"schedule: excluded: no feature with ids is {name!r}{nearest(name, known)}")
+            raise ConfigError(
+                f"schedule: excluded: there is no feature {name!r} with ids{nearest(name, known)}"
+            )
         if known[name] not in read:
-            raise ConfigError(f"schedule: excluded: the model reads no row of feature {name!r}; leave it out")
+            raise ConfigError(
+                f"schedule: excluded: the model reads no rows of feature {name!r}; leave it out"
+            )
     return frozenset(known[name] for name in facts.schedule.excluded)
 
 
 def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[PackedGroup, ...]:
-    """The groups of a plan: tables of one row layout together, those of excluded features apart from others.
+    """Returns the groups of a plan: tables of one row layout share a group; excluded features have separate groups.
 
-    With ``split``, a group whose volume V is above the average A of all is split evenly into ⌈V / A⌉, by volume; a table
-    is never cut (PICASSO §III-B). Without packing each table is a group.
+    With ``split``, a group whose volume V is above the average A of all groups is split evenly into ⌈V / A⌉ groups, by volume.
+    A table is never cut (PICASSO §III-B). Without packing, each table is a group.
 
     Args:
-        at_least: groups beside the excluded ones that are wanted: the largest are split on, as far as there are tables.
+        at_least: minimum number of groups without the excluded ones; the largest are split further if there are enough tables.
     """
     volumes, separate = volumes_of(facts), excluded_tables(facts)
     layouts: list[tuple[GroupFacts, bool, list[str]]] = []
@@ -112,10 +116,10 @@ def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[Pac
 
 
 def spread(volumes: Sequence[float], num_sets: int) -> list[list[int]]:
-    """Numbers of some volumes in sets, so that the largest sum is small: at most 4/3 of the least that can be.
+    """Spreads volumes over sets, so that the largest sum is small: at most 4/3 of the minimum. Returns indices of volumes.
 
-    The largest comes first, each to the set with the least so far (Graham's rule). Every set has a member where there are
-    enough; members keep their order, and sets that of their first members.
+    Each volume goes to the set with the smallest sum so far, the largest volume first (Graham's rule). Every set gets a member
+    if there are enough. Members keep their order, and sets are in the order of their first members.
     """
     sets: list[list[int]] = [[] for _ in range(num_sets)]
     sums = [0.0] * num_sets
@@ -129,7 +133,7 @@ def spread(volumes: Sequence[float], num_sets: int) -> list[list[int]]:
 def _split_counts(
     volumes: Mapping[int, float], most: Mapping[int, int], split: bool, at_least: int
 ) -> dict[int, int]:
-    """The number of parts that each group becomes."""
+    """Returns the number of parts of each group."""
     average = sum(volumes.values()) / max(1, len(volumes))
     parts = dict.fromkeys(volumes, 1)
     if split and average:
@@ -144,6 +148,6 @@ def _split_counts(
 
 
 def _evenly(tables: Sequence[str], volumes: Mapping[str, float], num_parts: int) -> list[list[str]]:
-    """Tables in parts of about equal volume."""
+    """Splits tables into parts of about equal volume."""
     parts = spread([volumes[table] for table in tables], num_parts)
     return [[tables[number] for number in part] for part in parts]

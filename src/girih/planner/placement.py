@@ -1,4 +1,4 @@
-"""Which trainer owns which features, whole: those of one table stay together (DES §5)."""
+"""Decides which trainer owns which features. All features of a table have the same owner (DES §5)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class Placement:
     owners: Mapping[str, int]
 
     def features_of(self, rank: int) -> frozenset[str]:
-        """The features that a rank owns."""
+        """Returns the features that a rank owns."""
         return frozenset(name for name, owner in self.owners.items() if owner == rank)
 
     def schema_of(self, rank: int, schema: Schema) -> Schema:
-        """The part of a schema that a rank reads."""
+        """Returns the part of a schema that a rank reads."""
         return schema.narrowed(self.features_of(rank))
 
 
 def modulo(schema: Schema, num_ranks: int, colocated: Colocated = ()) -> Placement:
-    """Table t on rank t mod N, numeric feature x on rank x mod N (DES §5: field f on node f mod N).
+    """Places table t on rank t mod N, numeric feature x on rank x mod N (DES §5: field f on node f mod N).
 
     Args:
-        colocated: features that must be on one rank, whose tables then count as one.
+        colocated: sets of features that must be on one rank. Their tables count as one table.
 
     Raises:
-        ConfigError: fewer tables than ranks.
+        ConfigError: there are fewer tables than ranks.
     """
     units = _units(schema, num_ranks, colocated)
     rank_of = {table: number % num_ranks for number, unit in enumerate(units) for table in unit}
@@ -44,12 +44,12 @@ def modulo(schema: Schema, num_ranks: int, colocated: Colocated = ()) -> Placeme
 def balanced(
     schema: Schema, num_ranks: int, loads: Mapping[str, float], colocated: Colocated = ()
 ) -> Placement:
-    """Heaviest table first, each to the rank with the least so far (Graham's rule: at most 4/3 of the best).
+    """Places the heaviest table first, each on the rank with the least load so far (Graham's rule: at most 4/3 of the best).
 
     Args:
-        loads: table name → what it costs its owner: rows touched a step × numbers a row.
+        loads: table name → the cost for its owner: rows per step × numbers per row.
 
-    Others, and errors, are those of :func:`modulo`.
+    The other arguments, and errors, are those of :func:`modulo`.
     """
     units = _units(schema, num_ranks, colocated)
     total, num_units = [0.0] * num_ranks, [0] * num_ranks
@@ -59,7 +59,7 @@ def balanced(
     )
     for left, (load, unit) in zip(range(len(units), 0, -1), weighed, strict=True):
         empty = [rank for rank in range(num_ranks) if not num_units[rank]]
-        candidates = empty if len(empty) == left else range(num_ranks)  # every rank gets a table
+        candidates = empty if len(empty) == left else range(num_ranks)  # every rank must get a table
         rank = min(candidates, key=lambda r: (total[r], r))
         rank_of |= dict.fromkeys(unit, rank)
         total[rank] += load
@@ -75,7 +75,7 @@ def _placed(schema: Schema, rank_of: Mapping[str, int], numeric: Sequence[int]) 
 
 
 def _units(schema: Schema, num_ranks: int, colocated: Colocated) -> list[list[str]]:
-    """Tables in their order, those that must be together as one."""
+    """Returns the tables in order, with those that must be together as one unit."""
     table_of = {feature.name: feature.table_name for feature in schema.sparse}
     joined = DisjointSets(table.name for table in schema.tables)
     for first, *others in colocated:
@@ -84,7 +84,7 @@ def _units(schema: Schema, num_ranks: int, colocated: Colocated) -> list[list[st
     units = joined.sets()
     if len(units) < num_ranks:
         raise ConfigError(
-            f"strategy: substitution: {num_ranks} trainers, but {len(units)} tables, which stay whole;"
+            f"strategy: substitution: {num_ranks} trainers, but {len(units)} tables, which cannot be split;"
             f" set strategy.trainers to {len(units)} or less, or use 'synchronous'"
         )
     return units

@@ -1,4 +1,4 @@
-"""Plan: what was decided from the facts, before anything is built. Frozen, JSON both ways."""
+"""Plan: the decisions made from the facts, before anything is built. Frozen, JSON both ways."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from girih.files.sealed import open_file, parse, refusing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTagging:
-    """The devices of a model's operators, where there are group servers (HT §3.2.1).
+    """The devices of a model's operators, if there are group servers (HT §3.2.1).
 
     Attributes:
         devices: operator → "trainer", or "server 0" and so on.
-        cut: fully connected layers whose parts are among the operators: see :func:`girih.hierarchical.graph.split_fc`.
+        cut: fully connected layers that are split into operators: see :func:`girih.hierarchical.graph.split_fc`.
     """
 
     devices: Mapping[str, str]
@@ -28,21 +28,21 @@ class PlannedTagging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The layout of a run.
+    """The decisions about a run.
 
     Attributes:
-        strategy: its name, and options: those it was given.
+        strategy: its name, and options: its options as given.
         roles: role → number of processes.
-        hosts: role, or role and index → host, where it is not the machine at hand.
-        placement: feature → trainer that owns it, where features are spread.
+        hosts: role, or role and index → host, if it is not this machine.
+        placement: feature → the trainer that owns it, if features are spread.
         groups: embedding groups: ``name``, ``tables``, ``dim`` and ``device``.
-        asked: ``[schedule]``, as it was given: what groups and schedule carry out.
-        schedule, feed: how halves are joined, and how examples come, by ``name`` with options.
-        wire: how what travels is encoded.
-        tagging: where the operators of the model run; None where all of them run on trainers, or it is not decided yet.
+        asked: ``[schedule]``, as given; groups and schedule are its result.
+        schedule, feed: the kind of schedule and of feed, by ``name`` with options.
+        wire: encodings between processes.
+        tagging: devices of the model's operators; None if all of them run on trainers, or it is not decided yet.
         seeds: seed of the run, and whether ``dropout`` is drawn "per_rank" or "alike".
-        predicted: what a step should send, by kind, and what was decided from it.
-        measured: what the decisions rest on.
+        predicted: predicted traffic of a step, by kind, and the decisions based on it.
+        measured: the measurements that the decisions depend on.
     """
 
     strategy: str
@@ -61,7 +61,7 @@ class Plan:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
+        """Returns plain values for JSON."""
         values: dict[str, Any] = {**asdict(self), "groups": [dict(group) for group in self.groups]}
         if self.tagging is not None:
             values["tagging"]["cut"] = list(self.tagging.cut)
@@ -69,10 +69,10 @@ class Plan:
 
     @classmethod
     def from_dict(cls, mapping: object, where: str = "plan") -> Plan:
-        """The inverse of :meth:`to_dict`.
+        """Inverts :meth:`to_dict`.
 
         Raises:
-            ConfigError: a key is missing, unknown or of another type.
+            ConfigError: a key is missing, unknown or of the wrong type.
         """
         try:
             plan: Plan = config.build(cls, mapping, where)
@@ -81,32 +81,32 @@ class Plan:
         return plan
 
     def hosts_of(self, role: str) -> tuple[str, ...]:
-        """The host of each process of a role, by index; "" for the machine at hand."""
+        """Returns the host of each process of a role, by index; "" for this machine."""
         count = self.roles.get(role, 1)
         return tuple(self.hosts.get(f"{role} {index}", self.hosts.get(role, "")) for index in range(count))
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """A plan from a file, as ``girih plan`` prints it.
+        """Reads a plan from a file with the output of ``girih plan``.
 
         Raises:
-            MissingFileError: no such file.
-            ConfigError: not a plan.
+            MissingFileError: the file does not exist.
+            ConfigError: the file is not a plan.
         """
         return cls.from_dict(read_json(path, "girih plan prints one"), str(path))
 
     def check_like(self, other: Plan) -> None:
-        """Refuses a plan that was edited into one that nothing can be built from.
+        """Refuses an edited plan that cannot be built.
 
         Raises:
-            ConfigError: a section has other keys than ``other``'s, a group has, or has no turn among the interleaving groups; a
-                feature's owner is no trainer, or hosts are not those of all trainers.
+            ConfigError: a section or group has other keys than in ``other``; a group is not in exactly one interleaving group; a
+                feature's owner is not a trainer; or hosts do not match the trainers.
         """
         for section in ("placement", "schedule", "feed", "wire", "seeds"):
             actual, expected = (sorted(getattr(plan, section)) for plan in (self, other))
             if actual != expected:
                 raise ConfigError(
-                    f"plan: {section} has {actual}, expected {expected}; plan again with girih plan"
+                    f"plan: {section} has {actual}, but expected {expected}; plan again with girih plan"
                 )
             for name, value in getattr(self, section).items():
                 expected_value = getattr(other, section)[name]
@@ -131,7 +131,7 @@ class Plan:
             )
 
     def fits(self, other: Plan) -> bool:
-        """Whether both are for the same strategy with the same options, processes and ``[schedule]``."""
+        """Returns whether both are for the same strategy with the same options, processes and ``[schedule]``."""
         one, another = (
             json.dumps([plan.strategy, plan.options, plan.roles, plan.asked], sort_keys=True)
             for plan in (self, other)
@@ -139,7 +139,7 @@ class Plan:
         return one == another
 
     def spreads_as(self, other: Plan) -> bool:
-        """Whether the same group servers run the same operators for as many trainers, by the same codecs."""
+        """Returns whether the same group servers run the same operators, for the same number of trainers, with the same codecs."""
         one, another = (
             (
                 plan.tagging,
@@ -151,7 +151,7 @@ class Plan:
         return one == another
 
     def _check_groups(self, other: Plan) -> None:
-        """Whether tables can be packed so is for the sparse half to say."""
+        """Checks groups and schedule. The sparse half checks if tables can be packed like this."""
         dims = {table: group["dim"] for group in other.groups for table in group["tables"]}
         keys = {key for group in other.groups for key in group}
         for group in self.groups:
@@ -179,7 +179,7 @@ class Plan:
 
 
 def _is_like(value: object, expected: object) -> bool:
-    """Whether a value of a plan has the type of the one that girih would write; no number is negative."""
+    """Returns whether a value of a plan has the type of the value that girih would write. No number may be negative."""
     if value is None or expected is None:
         return True
     if type(expected) in (int, float):
@@ -188,14 +188,14 @@ def _is_like(value: object, expected: object) -> bool:
 
 
 def read_json(path: Path, hint: str) -> object:
-    """Plain values from a file of JSON.
+    """Reads plain values from a JSON file.
 
     Args:
-        hint: where such a file comes from, for errors.
+        hint: the command that writes the file, for errors.
 
     Raises:
-        MissingFileError: no such file.
-        ConfigError: not JSON.
+        MissingFileError: the file does not exist.
+        ConfigError: the file is not JSON.
     """
     with open_file(path, fix=hint, kind=ConfigError) as file, refusing(path, hint, ConfigError, "not JSON"):
         return parse(file.read())

@@ -1,7 +1,7 @@
 """Bytes that one trainer sends in one training step, by strategy, averaged over N equal trainers.
 
-Payload alone: what a network adds in headers, the few bytes by which trainers agree on a step's loss, and the moments of global
-batch norm are left out.
+Only payload counts. Headers of the network, the few bytes for agreement on a step's loss, and the moments of global batch
+norm do not.
 
 B: examples of the step's batch over all trainers.
 """
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 Wire = Mapping[str, object]
-"""The way numbers travel, as ``Plan.wire``: the formats of "embeddings" and "gradients", and what else a strategy has."""
+"""Encodings on the wire, as in ``Plan.wire``: the formats of "embeddings" and "gradients", and options of the strategy."""
 FLOAT32: Wire = {"embeddings": "float32", "gradients": "float32"}
 KEY_BYTES, COUNT_BYTES, FLOAT_BYTES, EXAMPLE_BYTES = 8, 4, 4, 2
 FLOPS_PER_WEIGHT = 6
-"""Floating-point operations of a weight and an example: two products backward for one forward, each of two operations."""
+"""Floating-point operations per weight and example: one product forward and two backward, each of two operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that a trainer sends, by kind, as in ``summary.json``."""
+    """Bytes that a trainer sends, by kind, the same as in ``summary.json``."""
 
     ids: float = 0.0
     embeddings: float = 0.0
@@ -32,12 +32,12 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum of all kinds."""
         return self.ids + self.embeddings + self.gradients + self.partials + self.dense
 
 
 def ring_bytes(size_bytes: float, num_trainers: int) -> float:
-    """AllReduce: every part goes around once to be summed and once to be told (DES §3.2.3, T_ring)."""
+    """Returns bytes of an AllReduce: every part goes around once to be summed and once to be spread (DES §3.2.3, T_ring)."""
     return 2 * (num_trainers - 1) / num_trainers * size_bytes
 
 
@@ -46,10 +46,10 @@ class PartialSizes:
     """Sizes of a step of ``substitution``.
 
     Attributes:
-        summed: columns of the operators that add up. concatenated: those of each operator that needs vectors whole.
-        shared_parameters: numbers of the dense half that all trainers have whole.
-        split: whether each trainer computes the upper network for its share only.
-        partial_bytes: of one number of a partial result: 4, or 2 as bfloat16.
+        summed: columns of the operators that add up. concatenated: columns of each operator that needs whole vectors.
+        shared_parameters: numbers of the dense half that all trainers have.
+        split: whether each trainer computes the upper network only for its share.
+        partial_bytes: bytes per number of a partial result: 4, or 2 as bfloat16.
     """
 
     summed: int = 0
@@ -60,7 +60,7 @@ class PartialSizes:
 
 
 def substitution(batch_size: int, num_trainers: int, sizes: PartialSizes) -> Traffic:
-    """Partial results forward; if split, their gradients back as well, and those of the dense half."""
+    """Returns traffic of partial results; if split, also of their gradients, and of the dense half's gradients."""
     others, column_bytes = (num_trainers - 1) / num_trainers, batch_size * sizes.partial_bytes
     of_sums = ring_bytes(sizes.summed * column_bytes, num_trainers)
     of_vectors = others * sum(sizes.concatenated) * column_bytes * (2 / num_trainers if sizes.split else 1)
@@ -71,12 +71,12 @@ def substitution(batch_size: int, num_trainers: int, sizes: PartialSizes) -> Tra
 def synchronous(
     num_trainers: int, *, keys: float, numbers: float, parameters: int, wire: Wire = FLOAT32
 ) -> Traffic:
-    """Keys to the trainers that own them, rows back, their gradients there again; all dense gradients summed.
+    """Returns traffic of keys to their owners, rows back, gradients of rows to owners, and the sum of dense gradients.
 
     Args:
-        keys: unique keys of one trainer's share of the batch; numbers: of all their rows together.
+        keys: unique keys of one trainer's share of the batch; numbers: numbers in all their rows.
         parameters: numbers of the whole dense half.
-        wire: the formats of rows and their gradients; a row of float16 has a scale.
+        wire: the formats of rows and their gradients; a float16 row has a scale.
     """
     others = (num_trainers - 1) / num_trainers
     rows = others * numbers * FLOAT_BYTES
@@ -93,8 +93,8 @@ class ShareCounts(TypedDict):
     """Counts of one trainer's share of a step.
 
     Attributes:
-        ids, keys: of the share, and the unique ones. numbers: of all their rows. vectors: pooled ones. outputs: their numbers.
-        parameters: numbers of the whole dense half.
+        ids, keys: ids of the share, and unique ones. numbers: numbers in all their rows. vectors: pooled vectors.
+        outputs: numbers in these. parameters: numbers of the whole dense half.
     """
 
     ids: float
@@ -112,14 +112,14 @@ def remote(
     wire: Wire = FLOAT32,
     **counts: Unpack[ShareCounts],
 ) -> Traffic:
-    """Tables in embedding servers: ids to a worker, keys to the servers, rows and bags back, gradients there again.
+    """Returns traffic with embedding servers: ids to a worker, keys to servers, rows and bags back, gradients the other way.
 
-    Bytes that all processes send for one trainer's share of a step.
+    Counts the bytes that all processes send for one trainer's share of a step.
 
     Args:
-        in_step: dense gradients are summed over the trainers; else they go to a dense server, and parameters back.
-        wire: the formats of what goes between worker and trainer; a vector of float16 has a scale. With ``compress_ids`` each unique
-            id goes once to the worker, with the examples that it is in.
+        in_step: dense gradients are summed over the trainers; else they go to a dense server, and parameters come back.
+        wire: the formats between worker and trainer; a float16 vector has a scale. With ``compress_ids`` each unique id goes
+            to the worker once, with the examples that contain it.
     """
     ids, keys, parameter_bytes = counts["ids"], counts["keys"], counts["parameters"] * FLOAT_BYTES
     rows, whole = counts["numbers"] * FLOAT_BYTES, counts["outputs"] * FLOAT_BYTES
@@ -138,15 +138,15 @@ def remote(
 class Speeds:
     """Nominal speeds of a machine, from which plans decide.
 
-    They are constants and not measurements, so that a config has the same plan on a busy machine as on an idle one. Their ratios matter,
-    and those differ less between machines than the speeds do.
+    They are constants, not measurements, so that a config has the same plan on a busy machine and on an idle one. Only their ratios
+    matter, and ratios differ less between machines.
 
     Attributes:
-        bytes_per_s: sent to other trainers, over a link of 10 Gbit/s; 0 bounds nothing.
-        flops_per_s: of the matrix products of one core.
-        memory_bytes_per_s: read and written by one core; 0 bounds nothing.
-        latency_s: of a small message to another trainer.
-        pass_s: of a forward and backward pass without examples.
+        bytes_per_s: sent to other trainers, over a link of 10 Gbit/s; 0 means no limit.
+        flops_per_s: matrix products on one core.
+        memory_bytes_per_s: read and written by one core; 0 means no limit.
+        latency_s: time of a small message to another trainer.
+        pass_s: time of a forward and backward pass without examples.
     """
 
     bytes_per_s: float = 1.25e9
@@ -156,7 +156,7 @@ class Speeds:
     pass_s: float = 1e-3
 
     def example_s(self, weights: int) -> float:
-        """Seconds that an example adds to a forward and backward pass of so many weights."""
+        """Returns seconds per example in a forward and backward pass of a number of weights."""
         return FLOPS_PER_WEIGHT * weights / self.flops_per_s
 
 
@@ -166,13 +166,13 @@ NOMINAL = Speeds()
 def split_pays(
     batch_size: int, num_trainers: int, *, shared_parameters: int, weights: int, speeds: Speeds
 ) -> bool:
-    """Returns whether each trainer should compute the upper network for its share only.
+    """Returns whether each trainer should compute the upper network only for its share.
 
-    Partial results cost the same either way. Splitting saves the dense computation of the others' shares and costs the
+    The cost of partial results is the same. Splitting saves the dense computation for the other trainers' shares, and costs the
     AllReduce of shared parameters' gradients.
 
     Args:
-        shared_parameters: of the upper network. weights: those of them that are in products.
+        shared_parameters: parameters of the upper network. weights: the part of them in matrix products.
     """
     saved_s = (1 - 1 / num_trainers) * batch_size * speeds.example_s(weights)
     added_s = ring_bytes(shared_parameters * FLOAT_BYTES, num_trainers) / speeds.bytes_per_s

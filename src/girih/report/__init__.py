@@ -1,4 +1,4 @@
-"""A run as people see it: progress while it goes on, a page afterwards."""
+"""Reports of a run for people: progress while the run continues, and a page afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Progress", "write_comparison", "write_report"]
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """See :func:`girih.report.page.write_report`, which is imported on the first call: Altair is large.
+    """Imports :func:`girih.report.page.write_report` on the first call and runs it: Altair is large.
 
     Raises:
         ConfigError: a package is missing, or drawing failed.
@@ -26,7 +26,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
-    """See :func:`girih.report.page.write_comparison`, and :func:`write_report` on errors."""
+    """Runs :func:`girih.report.page.write_comparison`. See :func:`write_report` on errors."""
     with _refused():
         from girih.report import page
 
@@ -35,12 +35,12 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Makes one line of every failure to draw: nobody loses the result of a run by it."""
+    """Turns every failure to draw into an error of one line, so that nobody loses the result of a run."""
     try:
         yield
     except (GirihError, KeyboardInterrupt, SystemExit):
         raise
     except ModuleNotFoundError as error:
         raise ConfigError(f"no report: {error.name} is not installed; pip install 'girih[report]'") from error
-    except BaseException as error:  # a panic of the JavaScript engine is no Exception
+    except BaseException as error:  # a panic of the JavaScript engine is not an Exception
         raise ConfigError(f"no report: {type(error).__name__}: {error}") from error

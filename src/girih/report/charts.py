@@ -1,4 +1,4 @@
-"""Charts of the page: Vega-Lite specs made by Altair, with their numbers in them. The timeline is a few steps as a strip of lanes."""
+"""Charts of the page: Vega-Lite specs with their data, made by Altair. The timeline shows a few steps in lanes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Records = Sequence[Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One direction of a chart.
+    """One axis of a chart.
 
     Attributes:
         field: the name of its values in the records.
-        title: what it measures.
-        show: d3's format of a value under the pointer.
-        from_zero: whether 0 belongs on it.
-        unit: by how much values are divided before they are drawn.
+        title: the quantity.
+        show: d3's format of the value in the tooltip.
+        from_zero: whether the axis includes 0.
+        unit: the divisor of all values.
     """
 
     field: str
@@ -40,14 +40,14 @@ class Axis:
 
 
 def line_chart(x: Axis, y: Axis, series: Mapping[str, Records], *, diagonal: bool = False) -> Spec | None:
-    """Lines whose values show under the pointer, with a band of extremes where they were thinned out.
+    """Lines with tooltips. If the lines are thinned out, a band shows the extremes.
 
     Args:
-        series: records by ascending x, by name. A record whose x or y is no number is not drawn.
-        diagonal: adds a dashed line on which x is y.
+        series: records by ascending x, by name. A record is left out if its x or y is not a number.
+        diagonal: adds a dashed line of y = x.
 
     Returns:
-        The spec; None where there is nothing to draw.
+        The spec; None if there is nothing to draw.
     """
     rows = [row for name, records in series.items() for row in _thin(name, x, y, records)]
     if not rows:
@@ -76,7 +76,7 @@ def line_chart(x: Axis, y: Axis, series: Mapping[str, Records], *, diagonal: boo
 
 
 def timeline_chart(rows: Records, lanes: Sequence[str]) -> Spec:
-    """Bars in lanes, one lane per phase, the first on top; a row holds phase, from_ms, to_ms, ms and thread."""
+    """Bars in lanes, one lane per phase, the first on top. A row holds phase, from_ms, to_ms, ms and thread."""
     colour: dict[str, Any] = {"sort": list(lanes), "legend": None}
     chart = alt.Chart(alt.InlineData(values=list(rows)), height=26 * len(lanes), width="container")
     bars = chart.mark_bar(strokeWidth=1, fillOpacity=0.8).encode(
@@ -97,12 +97,12 @@ def timeline_chart(rows: Records, lanes: Sequence[str]) -> Spec:
 
 def _spec(chart: alt.SchemaBase) -> Spec:
     spec = chart.to_dict()
-    del spec["$schema"], spec["config"]  # an address, and what the page sets for all charts at once
+    del spec["$schema"], spec["config"]  # the page sets the schema's address and the config for all charts
     return spec
 
 
 def _axis(axis: Axis, rows: Records) -> tuple[alt.Axis, alt.Scale]:
-    """Ticks and scale of an axis. If all values are equal, the one tick shows the value: Vega would round it to 1 or 0."""
+    """Ticks and scale of an axis. If all values are equal, the only tick is the value: Vega would round to 1 or 0."""
     values = set(_numbers(axis, rows))
     if len(values) == 1 and not axis.from_zero:
         (value,) = values
@@ -119,7 +119,7 @@ def _numbers(axis: Axis, rows: Records) -> Iterator[float]:
 
 
 def _thin(name: str, x: Axis, y: Axis, records: Records) -> list[dict[str, object]]:
-    """One row for each record; of many records, means of buckets and the least and greatest in them."""
+    """One row per record. Many records become buckets with their mean, smallest and largest value."""
     pairs = [(record.get(x.field), record.get(y.field)) for record in records]
     numbers = np.array([pair for pair in pairs if is_number(pair[0]) and is_number(pair[1])], np.float64)
     xs, ys = numbers.reshape(-1, 2).T / np.array([[x.unit], [y.unit]])
@@ -144,7 +144,7 @@ MAX_SPANS = 3000
 
 
 def timeline(run: RunRecord) -> dict[str, object] | None:
-    """A few steps and the time by phase, for the template; None where nothing was timed."""
+    """A few steps and the time by phase, for the template. None if nothing was timed."""
     events = run.events
     if not events or _end(events) <= events[0].start_us:
         return None
@@ -153,7 +153,7 @@ def timeline(run: RunRecord) -> dict[str, object] | None:
     longest = sorted(inside, key=lambda event: -event.duration_us)[:MAX_SPANS]
     drawn = sorted(longest, key=lambda event: event.start_us)
     if len(drawn) < len(inside):
-        told += f" {count(len(inside) - len(drawn))} of the shortest spans are left out."
+        told += f" The {count(len(inside) - len(drawn))} shortest spans are left out."
     present = {event.name for event in drawn}
     lanes = [name for name in dict.fromkeys(event.name for event in events) if name in present]
     rows = [_row(event, start_us, end_us) for event in drawn]
@@ -161,15 +161,16 @@ def timeline(run: RunRecord) -> dict[str, object] | None:
 
 
 def window(events: Sequence[TimelineSpan]) -> tuple[float, float, str]:
-    """A few typical steps: their start and end in microseconds, and a sentence about them.
+    """Finds a few typical steps: their start and end in microseconds, and a sentence about them.
 
-    A step begins with the phase named ``step``, or else with the longest of those that come about as often
-    as any. Typical is the window of median length: neither the warm-up nor an evaluation is in it.
+    A step begins with the phase named ``step``. If there is none, a step begins with the longest of the phases that
+    are about as frequent as the most frequent one. The typical window has the median length, so it contains neither
+    the warm-up nor an evaluation.
     """
     first, last = events[0].start_us, _end(events)
     starts: dict[str, list[float]] = defaultdict(list)
     total: dict[str, float] = defaultdict(float)
-    own = [event for event in events if ": " not in event.name]  # other processes have a beat of their own
+    own = [event for event in events if ": " not in event.name]  # other processes have a different rhythm
     for event in own or events:
         starts[event.name].append(event.start_us)
         total[event.name] += event.duration_us
@@ -197,7 +198,7 @@ def _row(event: TimelineSpan, start_us: float, end_us: float) -> dict[str, objec
 
 
 def _phases(run: RunRecord) -> dict[str, object]:
-    """The cells of the table, longest phase first, and the name of the whole that shares refer to."""
+    """The cells of the table, longest phase first, and the name of the total that shares refer to."""
     recorded: dict[str, list[float]] = defaultdict(list)
     for event in run.events:
         recorded[event.name].append(event.duration_us / 1000)
@@ -216,9 +217,7 @@ def _phases(run: RunRecord) -> dict[str, object]:
 
 
 def _whole_s(run: RunRecord) -> float | None:
-    """Seconds from the run's start to its end, without those of compiling, or to its latest record; None where nothing
-    tells.
-    """
+    """Seconds of the run, without compilation: to its end, or to its latest record. None if unknown."""
     summary = run.summary or {}
     told = summary.get("duration_s")
     if is_number(told) and is_number(summary.get("compile_s")):

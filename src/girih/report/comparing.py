@@ -1,4 +1,4 @@
-"""Several runs side by side: options that differ, and how each ended."""
+"""Compares runs: options that differ, and the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES = {
     "rmse": "RMSE",
     "num_examples": "num examples",
 }
-"""Metrics of a label, and how people call them."""
+"""Metrics of a label, with their titles."""
 METRICS: Mapping[str, tuple[str, Callable[[object], str]]] = {
     "AUC": ("auc", fraction),
     "GAUC": ("gauc", fraction),
@@ -43,21 +43,23 @@ METRICS: Mapping[str, tuple[str, Callable[[object], str]]] = {
     "duration": ("duration_s", duration),
     "finished": ("finished", str),
 }
-"""Title → the name of a value, and how people read it."""
+"""Title → the name of a value, and its format."""
 NOT_OPTIONS = ("checkpoint.dir", "store.ssd_dir", "metrics.targets")
-"""Places, which differ in every run."""
+"""Paths, which differ in every run."""
 ABSENT = "not set"
 MOST_SHOWN = 60
-"""Characters of a value on a line that has several."""
+"""The largest number of characters of a value on a line with several values."""
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Runs side by side; of each row, a value for each run.
+    """A comparison of runs. Each row has one value per run.
 
     Attributes:
-        names: as they were given. records: what each has written.
-        options: those that differ, by dotted name. metrics: by name, as in ``summary.json``; None where a run has none.
+        names: the paths of the runs, as given.
+        records: the content of each run.
+        options: options that differ, by dotted name.
+        metrics: values by their names in ``summary.json``; None if a run has no such value.
     """
 
     names: tuple[str, ...]
@@ -66,7 +68,7 @@ class RunComparison:
     metrics: Mapping[str, tuple[object, ...]]
 
     def shown_metrics(self) -> list[tuple[str, list[str]]]:
-        """Rows of metrics as text, those that at least one run has."""
+        """Rows of metrics as text. Leaves out metrics that no run has."""
         known = {name: (title, show) for title, (name, show) in METRICS.items()}
         rows = ((*known.get(name, (name, fraction)), values) for name, values in self.metrics.items())
         return [
@@ -80,7 +82,7 @@ class RunComparison:
         return [(key, [_shown(value) for value in values]) for key, values in self.options.items()]
 
     def as_csv(self) -> str:
-        """A line per run: its name, its options that differ from others', its metrics."""
+        """One CSV line per run: its name, its differing options, its metrics."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["run", *self.options, *self.metrics])
@@ -92,16 +94,17 @@ class RunComparison:
 
 
 def named_metrics(values: Mapping[str, object]) -> dict[str, object]:
-    """``ranking`` and ``custom`` of a label in ``summary.json``, which only some runs have."""
+    """``ranking`` and ``custom`` of a label in ``summary.json``. Only some runs have them."""
     parts = (values.get(key) for key in ("ranking", "custom"))
     return {name: value for part in parts if isinstance(part, Mapping) for name, value in part.items()}
 
 
 def compare(runs: Sequence[Path]) -> RunComparison:
-    """Reads runs, finished or not, and puts them side by side.
+    """Reads runs, finished or not, and compares them.
 
     Raises:
-        ConfigError: fewer than two different runs. RunDirectoryError: a directory that is no run's.
+        ConfigError: fewer than two different runs.
+        RunDirectoryError: a directory is not a run directory.
     """
     runs = list(dict.fromkeys(runs))
     if len(runs) < 2:
@@ -118,7 +121,7 @@ def compare(runs: Sequence[Path]) -> RunComparison:
 
 
 def changed(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """The options that differ between two configurations, as ``data.batch_size 256 → 1024``; secrets are masked."""
+    """Lists the options that differ between two configurations, as ``data.batch_size 256 → 1024``. Masks secrets."""
     raw = [flat(dict(each)) for each in (before, now)]
     shown = [flat(masked(dict(each))) for each in (before, now)]
     keys = sorted({key for each in raw for key in each if raw[0].get(key) != raw[1].get(key)})
@@ -126,7 +129,7 @@ def changed(before: Mapping[str, object], now: Mapping[str, object]) -> list[str
 
 
 def _ended(record: RunRecord) -> dict[str, object]:
-    """The summary of a run; of one that goes on, or was a script's, its latest records."""
+    """The summary of a run. Without one, the latest records of the run."""
     if record.summary is not None:
         first: Mapping[str, Any] = next(iter((record.summary.get("by_label") or {}).values()), {})
         known = {name: record.summary.get(name, first.get(name)) for name, _ in METRICS.values()}
@@ -148,7 +151,7 @@ def _ended(record: RunRecord) -> dict[str, object]:
 
 
 def _parsed(record: RunRecord) -> dict[str, object]:
-    """The configuration, its secrets masked; empty where there is none."""
+    """The configuration, with masked secrets. Empty if there is none."""
     try:
         return {} if record.config is None else parse_toml(record.config)
     except (RecursionError, ValueError):
@@ -156,7 +159,7 @@ def _parsed(record: RunRecord) -> dict[str, object]:
 
 
 def flat(value: object, prefix: str = "") -> dict[str, object]:
-    """Values by dotted name; features and tables go by their own names, whatever their order."""
+    """Values by dotted name. Features and tables use their own names, so their order does not matter."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
         value = {str(each["name"]): {k: v for k, v in each.items() if k != "name"} or True for each in value}
     if not isinstance(value, dict):

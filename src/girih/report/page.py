@@ -1,4 +1,4 @@
-"""The page of a run: one file that asks nothing of the network."""
+"""The page of a run: one file that needs no network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CURVES = (
 )
 OF_PROBABILITIES, OF_NUMBERS = ("auc", "logloss"), ("mae", "rmse")
 EVALUATED = {*OF_PROBABILITIES, *OF_NUMBERS}
-"""Curves of evaluations; a run has those of its first label's kind."""
+"""Curves of evaluations. A run has the curves that fit its first label."""
 MAYBE = {"hit_rate", "gpu_share", "dram_share", "imbalance"}
 """Curves that only some runs have."""
 _SPLITS = ("valid", "test")
@@ -67,7 +67,7 @@ _OF_SERVICES = {
     "restarts",
     "scalings",
 }
-"""Totals that only runs with processes next to trainers have."""
+"""Totals that only runs with processes other than trainers have."""
 
 Card = tuple[str, str, Spec | None]
 """Title, unit, and the chart if there is something to draw."""
@@ -77,19 +77,20 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     """Writes ``report.html`` into the directory of a finished or a running run, and returns its path.
 
     Raises:
-        RunDirectoryError: not a run directory, or one that cannot be written.
-        StorageFullError: no room for the page.
+        RunDirectoryError: not a run directory, or the page cannot be written.
+        StorageFullError: no space for the page.
     """
     directory = Path(run_dir)
     return _written(directory / "report.html", page_of(read_run(directory)))
 
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
-    """Writes a page with the curves of several runs over each other, and their tables side by side; returns its path.
+    """Writes a page that overlays the curves of several runs and compares their tables. Returns its path.
 
     Raises:
-        ConfigError: fewer than two runs. RunDirectoryError: no run's directory, or a page that cannot be written there.
-        StorageFullError: no room for the page.
+        ConfigError: fewer than two runs.
+        RunDirectoryError: not a run directory, or the page cannot be written.
+        StorageFullError: no space for the page.
     """
     return _written(out, comparison_of(compare(runs)))
 
@@ -123,7 +124,7 @@ def comparison_of(runs: RunComparison) -> str:
 
 
 def page_of(run: RunRecord) -> str:
-    """Renders the whole page as HTML, with the JavaScript that draws its charts in it once."""
+    """Renders the whole page as HTML. The page contains the JavaScript that draws its charts once."""
     by_label = {str(k): v for k, v in _part(run.summary, "by_label").items() if isinstance(v, Mapping)}
     by_label = {name: {**metrics, **named_metrics(metrics)} for name, metrics in by_label.items()}
     probabilities = [each for each in by_label.items() if not is_number(each[1].get("mae"))]
@@ -170,7 +171,7 @@ def _templates() -> jinja2.Environment:
 
 @functools.cache
 def _drawing_code() -> str:
-    """JavaScript that draws charts; making it takes about two seconds."""
+    """Makes the JavaScript that draws charts, in about two seconds."""
     with ThreadPoolExecutor(1) as thread:  # in the main thread, the engine panics if there is no /proc
         bundle: Future[str] = thread.submit(vl_convert.javascript_bundle, "window.vegaEmbed = vegaEmbed;")
     return bundle.result()
@@ -182,7 +183,7 @@ def _part(mapping: Mapping[str, object] | None, key: str) -> Mapping[str, object
 
 
 def _kind(run: RunRecord) -> str:
-    """Model, strategy and precision, where they are known."""
+    """Model, strategy and precision, if known."""
     summary = run.summary or {}
     parts = [
         _name(summary.get("model")) or _name(run.settings.get("model")),
@@ -193,7 +194,7 @@ def _kind(run: RunRecord) -> str:
 
 
 def _name(value: object) -> str:
-    """The value if it is a string, its name if it is a table, else nothing."""
+    """The value if it is a string, or its name if it is a table. Otherwise the empty string."""
     name = value.get("name") if isinstance(value, Mapping) else value
     return name if isinstance(name, str) else ""
 
@@ -205,7 +206,7 @@ def _first_label(run: RunRecord) -> str:
 
 
 def _measures(run: RunRecord) -> Sequence[str]:
-    """The metrics by which the first label is judged."""
+    """The main metrics of the first label."""
     if _part(_part(run.settings, "labels"), "loss").get(_first_label(run), "bce") != "bce":
         return OF_NUMBERS
     told = [_final(run), *itertools.chain(*run.evaluations.values())]
@@ -213,7 +214,7 @@ def _measures(run: RunRecord) -> Sequence[str]:
 
 
 def _judged(run: RunRecord, newest: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Title and value of each of these, of the final weights or else the newest."""
+    """Titles and values of the main metrics, with the final weights or else the newest."""
     titles = {axis.field: axis.title for axis, _ in CURVES}
     values = newest if run.summary is None else {**_final(run), **run.summary}
     for name in _measures(run):
@@ -221,13 +222,13 @@ def _judged(run: RunRecord, newest: Mapping[str, object]) -> Iterator[tuple[str,
 
 
 def _final(run: RunRecord) -> Mapping[str, object]:
-    """Metrics of the first label with the final weights; empty where there are none."""
+    """Metrics of the first label with the final weights. Empty if there are none."""
     return _part(_part(run.summary, "by_label"), _first_label(run))
 
 
 def _curves(run: RunRecord) -> Iterator[Card]:
     splits = sorted(run.evaluations, key=lambda split: (split not in _SPLITS, split != "valid", split))
-    only = splits if len(splits) == 1 else []  # two or more have a legend
+    only = splits if len(splits) == 1 else []  # several splits have a legend
     evaluations, measures = {split: run.evaluations[split] for split in splits}, _measures(run)
     judged = ", ".join([_first_label(run) or "first label", *only])
     for axis, unit in CURVES:
@@ -248,7 +249,7 @@ def _curves(run: RunRecord) -> Iterator[Card]:
 
 
 def _overlaid(runs: RunComparison) -> Iterator[Card]:
-    """Curves with a line per run, and per split where a run has several; by examples, as steps may be of any size."""
+    """Curves with a line per run and split. The x axis counts examples, because the sizes of steps vary."""
     for axis, unit in CURVES:
         series: dict[str, Records] = {}
         for name, run in zip(runs.names, runs.records, strict=True):
@@ -271,7 +272,7 @@ def _calibration(name: str, metrics: Mapping[str, object]) -> Card:
 
 
 def _features(run: RunRecord) -> Iterator[tuple[str, ...]]:
-    """Cells of each feature; none in runs of versions that did not count them."""
+    """Cells of each feature. Empty for runs of versions that did not count features."""
     for name, counts in _part(run.summary, "features").items():
         if isinstance(counts, Mapping):
             rows, *ids = (count(counts.get(key)) for key in ("rows", "ids", "evaluated_ids"))
@@ -279,9 +280,9 @@ def _features(run: RunRecord) -> Iterator[tuple[str, ...]]:
 
 
 def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Entries of the summary that the rest of the page does not show; those of nested tables have dotted names.
+    """Entries of the summary that the rest of the page does not show. Nested tables get dotted names.
 
-    Zeros are left out if they mean that nothing of the kind can happen in this run.
+    Leaves out a zero if this run cannot have this kind of event.
     """
     for key, value in (run.summary or {}).items():
         if key in _SHOWN_ABOVE or (key in _OF_SERVICES and not run.services and not value):

@@ -1,6 +1,6 @@
-"""A tagged operator graph as a picture: a lane for each device, operators from top to bottom in the order in which they can run.
+"""Draws a tagged operator graph: a lane for each device, operators from top to bottom in execution order.
 
-The file is SVG, written here: boxes, curves, and for each box a title with the reason of its place.
+The file is SVG, written here: boxes and curves. Each box has a title with the reason for its placement.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from girih.report.text import size
 BOX, HEIGHT, GAP, ROW, HEAD, MARGIN = 132, 34, 14, 62, 74, 16
 FILLS = ("#e8eef7", "#fbe9d7", "#e3f1e3", "#f3e3f1", "#f7f2d9", "#e0f1f3", "#f6e2e2", "#ececec")
 LEAST = 2
-"""Boxes that a lane has room for at least: its head is as wide."""
+"""The minimum width of a lane, in boxes: its heading needs this space."""
 _LETTERS = 20
 
 
 def picture(graph: OperatorGraph, tagged: Tagged) -> str:
-    """The SVG of a tagged graph."""
+    """Returns the SVG of a tagged graph."""
     levels = _levels(graph)
     cells: dict[tuple[str, int], list[str]] = {}
     for operator in graph.operators:
@@ -56,12 +56,12 @@ def picture(graph: OperatorGraph, tagged: Tagged) -> str:
 
 
 def _levels(graph: OperatorGraph) -> dict[str, int]:
-    """Operator → operators before it on the longest path that leads to it."""
+    """Maps each operator to the number of operators before it on the longest path to it."""
     levels = {operator.name: 0 for operator in graph.operators}
     readers: Mapping[str, list[str]] = {name: [] for name in levels}
     for edge in graph.edges:
         readers[edge.producer].append(edge.consumer)
-    for name in levels:  # in topological order
+    for name in levels:  # the operators are in topological order
         for reader in readers[name]:
             levels[reader] = max(levels[reader], levels[name] + 1)
     return levels
@@ -97,5 +97,5 @@ def _box(name: str, kind: str, tooltip: str, x: int, y: int) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """The last letters of a name, where it is longer than a box."""
+    """The last letters of a name that is longer than a box."""
     return text if len(text) <= _LETTERS else f"…{text[1 - _LETTERS :]}"

@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar in a terminal or a notebook, a plain line now and then elsewhere."""
+"""Progress of a run: a live bar in a terminal or a notebook, otherwise an occasional plain line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ EVERY_S = 0.2
 
 
 class NotebookBar:
-    """Shows a bar and a line of values; IPython's own display, without widgets.
+    """Shows a bar and a line of values with IPython's own display, without widgets.
 
     Args:
-        total: of what :meth:`show` counts; None if unknown.
+        total: the final count of :meth:`show`; None if unknown.
     """
 
     def __init__(self, total: int | None) -> None:
@@ -34,7 +34,7 @@ class NotebookBar:
         self._shown_at = 0.0
 
     def show(self, completed: float, done: str, values: str, *, last: bool = False) -> None:
-        """Replaces what is shown, at most five times a second unless it is the last time."""
+        """Replaces the displayed bar and line, at most five times a second. The last call always shows."""
         now = time.monotonic()
         if not last and self._handle is not None and now - self._shown_at < EVERY_S:
             return
@@ -49,19 +49,20 @@ class NotebookBar:
             self._handle.update(bundle, raw=True)
 
     def end(self) -> None:
-        """Leaves what is shown; what comes next is shown below it."""
+        """Keeps the current display. Later output appears below it."""
         self._handle = None
 
 
-_BAR_WIDTH = 26  # the least that is kept for the share done and the bar; the values take the rest
+_BAR_WIDTH = 26  # the minimum width of the share and the bar; the values take the rest
 
 
 class Progress(Callback):
-    """Shows the records of a run as they come; a context manager, and a callback.
+    """Shows the records of a run as they arrive. A context manager and a callback.
 
     Args:
         total_examples: the number of examples that the whole run trains on; None if unknown.
-        console: where to write; standard error unless given. Its own ``is_terminal`` and ``is_jupyter`` decide bar or lines.
+        console: the output; standard error by default. Its ``is_terminal`` and ``is_jupyter`` decide between bar and
+            lines.
         every_s: seconds between two plain lines. The first record and the last are always shown.
         clock: a monotonic clock, in seconds.
     """
@@ -112,7 +113,7 @@ class Progress(Callback):
     def update(self, record: Record) -> None:
         """Shows a training record: step, examples, loss, samples_per_s, rows, hit_rate.
 
-        What a record lacks is left out.
+        Leaves out missing values.
         """
         now = self._clock()
         if self._started is None:
@@ -136,11 +137,14 @@ class Progress(Callback):
             self._unprinted = record
 
     def message(self, text: str) -> None:
-        """Shows a line of text that stays, above the bar."""
+        """Shows a permanent line of text above the bar."""
         self._console.print(Text(text), soft_wrap=True)
 
     def on_plan(self, plan: Mapping[str, Any]) -> None:
-        """Shows what was chosen: micro-batches, the owner of each feature, the bytes of a step beside those of a strategy that may send less."""
+        """Shows the plan: micro-batches, the owner of each feature, the bytes per step.
+
+        If another strategy may send less, the line shows its bytes too.
+        """
         predicted = plan["predicted"]
         if cut := predicted.get("micro_batches"):
             self.message(f"micro-batches: {plan['schedule']['micro_batches']} ({cut['why']})")
@@ -159,7 +163,7 @@ class Progress(Callback):
         if other is not None:
             text += f"; strategy 'synchronous' would send {size(other)}"
             if own > other:
-                text += ", which is less: substitution pays where an example has many ids and the first layer is narrow"
+                text += ", which is less: substitution pays if an example has many ids and the first layer is narrow"
         self.message(text)
 
     def on_metrics(self, record: Record) -> None:
@@ -167,7 +171,7 @@ class Progress(Callback):
         self.update(record)
 
     def on_evaluation(self, record: Record) -> None:
-        """Shows the metrics of one evaluation, on a line that stays."""
+        """Shows the metrics of one evaluation, on a permanent line."""
         if record["split"] == "progressive":
             self._progressive = record
             return
@@ -197,7 +201,7 @@ class Progress(Callback):
         self._printed_at, self._unprinted = self._clock(), None
 
     def _parts(self, record: Record) -> list[tuple[str, str]]:
-        """Values, each with the unit that follows it."""
+        """The values of a record, each followed by its unit."""
         measure, title = ("mae", "MAE") if "mae" in self._progressive else ("auc", "AUC")
         shown = [
             (fraction(record.get("loss")), "loss"),
@@ -216,7 +220,7 @@ class Progress(Callback):
         (then, examples), now = self._started, number_of(record, "examples")
         left = max(self._total - now, 0)
         done, seconds = now - examples, self._clock() - then
-        # Over the whole run, so that evaluations and checkpoints count; at first only the record knows.
+        # Over the whole run, so that evaluations and checkpoints count. At the start, only the record has a rate.
         rate = done / seconds if done > 0 and seconds > 0 else record.get("samples_per_s")
         return _clock_time(left / rate) if is_number(rate) and rate else DASH
 

@@ -1,4 +1,4 @@
-"""Reads what a run has written so far; what is missing or damaged becomes a note, not an error."""
+"""Reads the files that a run has written so far. Missing or damaged files become notes, not errors."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class RunRecord:
     """The content of a run directory.
 
     Attributes:
-        name: the directory's.
-        config: the text of ``config.toml``, secrets masked; None where there is none.
-        settings: the same, parsed; empty where it cannot be.
+        name: the name of the directory.
+        config: the text of ``config.toml``, with masked secrets; None if the file is missing.
+        settings: the same, parsed; empty if it cannot be parsed.
         training: training lines of ``metrics.jsonl``, steps ascending.
         evaluations: evaluation lines by split, steps ascending; if there are none, the metrics of the summary.
-        summary: None while the run goes on.
+        summary: None while the run continues.
         events: the timeline, by start.
-        totals_s: seconds by phase over the whole run, of which the timeline may hold only the beginning.
-        services: whether the plan has processes beside trainers, which is when updates may be late or lost.
-        notes: what is missing or damaged, one sentence each.
+        totals_s: seconds by phase over the whole run; the timeline may only hold the beginning of the run.
+        services: whether the plan has processes other than trainers, so that updates may be late or lost.
+        notes: one sentence for each missing or damaged file.
     """
 
     name: str
@@ -62,7 +62,7 @@ def read_run(directory: Path) -> RunRecord:
     """Reads a run directory, of a finished or a running run.
 
     Raises:
-        RunDirectoryError: no such directory, or neither ``config.toml`` nor ``metrics.jsonl`` in it.
+        RunDirectoryError: the directory does not exist, or has neither ``config.toml`` nor ``metrics.jsonl``.
     """
     expect_run(directory)
     run = RunRecord(name=directory.resolve().name)
@@ -81,10 +81,10 @@ def read_run(directory: Path) -> RunRecord:
 
 
 def expect_run(directory: Path, *others: str) -> None:
-    """Refuses what is no run directory: it has neither ``config.toml`` nor ``metrics.jsonl``, nor other names.
+    """Refuses a directory without ``config.toml``, ``metrics.jsonl`` and ``others``.
 
     Raises:
-        RunDirectoryError: says what there is.
+        RunDirectoryError: the message describes the path.
     """
     if not directory.is_dir():
         fault = "is a file" if directory.exists() else "does not exist"
@@ -97,7 +97,7 @@ def expect_run(directory: Path, *others: str) -> None:
 
 
 def masked(value: object, key: str = "") -> object:
-    """A copy of a value of a config, its secrets masked as in :attr:`RunRecord.config`."""
+    """Copies a config value. Masks its secrets in the same way as :attr:`RunRecord.config`."""
     if isinstance(value, dict):
         return {name: masked(item, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -127,7 +127,7 @@ def _read_metrics(run: RunRecord, text: str) -> None:
             continue
         split = record.get("split")
         lines = run.training if split is None else run.evaluations.setdefault(str(split), [])
-        # A resumed run repeats the steps after its checkpoint; the later line is the one that counts.
+        # A resumed run repeats the steps after its checkpoint. The later line counts.
         while lines and lines[-1]["step"] >= record["step"]:
             lines.pop()
         lines.append(record)
@@ -164,7 +164,7 @@ def _read_timeline(run: RunRecord, text: str | None) -> None:
     if not isinstance(trace, list):
         run.notes.append("timeline.json is damaged and left out.")
         return
-    titles: dict[Any, str] = {}  # of all processes but the first, whose phases stand for the run's
+    titles: dict[Any, str] = {}  # all processes except the first, whose phases represent the run
     for event in trace:
         if not isinstance(event, dict):
             continue
@@ -188,7 +188,7 @@ def _text_of(path: Path) -> str | None:
 
 
 def parse_json(text: str) -> object:
-    """The parsed text; None where it is not JSON."""
+    """The parsed text, or None if the text is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

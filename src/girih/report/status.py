@@ -1,4 +1,4 @@
-"""The state of a run, for ``girih status``: its processes as their files show them, checked against the system, and as one screen."""
+"""The state of a run, for ``girih status``, from its status files and the system, and the screen that shows it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,18 @@ def status_of(run: Path) -> RunStatus:
     """The state of a run, as plain values for JSON.
 
     Returns:
-        ``run``; ``state``: "running", "silent" where no process says anything though one is there, "killed" where all are
-        gone without an end, "ended", or "stopped" where there is no process and no summary; ``processes``, each with
-        what :func:`_process` says; ``totals`` over them; ``bottleneck``: role, index and busy share of the
-        busiest process, or None where none works :data:`BOTTLENECK` of the time; ``cores``: of this host, how many are ``used`` and
-        ``there``, and whether it is ``full``; ``record``: the last training line of ``metrics.jsonl``; ``summary``.
+        A mapping with these keys:
+
+        - ``run``: the run directory.
+        - ``state``: "running"; "silent" if processes exist but none reports; "killed" if all are gone without a
+          summary; "ended"; or "stopped" if there are no processes and no summary.
+        - ``processes``: the result of :func:`_process` for each.
+        - ``totals``: sums over the processes.
+        - ``bottleneck``: role, index and busy share of the busiest process; None if all shares are below
+          :data:`BOTTLENECK`.
+        - ``cores``: of this host: how many are ``used`` and ``there``, and whether it is ``full``.
+        - ``record``: the last training line of ``metrics.jsonl``.
+        - ``summary``: the summary, or None.
 
     Raises:
         RunDirectoryError: not a run directory, or its summary is damaged.
@@ -53,7 +60,7 @@ def status_of(run: Path) -> RunStatus:
     expect_run(run, LIVE)
     shown, processes, now = [], [], time.time()
     for each in read_all(run):
-        with contextlib.suppress(TypeError, ValueError, AttributeError):  # its numbers are damaged
+        with contextlib.suppress(TypeError, ValueError, AttributeError):  # damaged numbers
             processes.append(_process(each, now))
             shown.append(each)
     summary = read_summary(run)
@@ -71,7 +78,7 @@ def status_of(run: Path) -> RunStatus:
 
 
 def _process(shown: ProcessStatus, now: float) -> dict[str, object]:
-    """One process; what it does not say is None, and rates of one that does not run are."""
+    """One process as plain values. Unknown values are None, and so are the rates of a process that does not run."""
     state, rows = _state_of(shown, now), shown.live("rows")
     runs = state == "running"
     staleness = {
@@ -107,7 +114,7 @@ def _process(shown: ProcessStatus, now: float) -> dict[str, object]:
 
 
 def _state_of(shown: ProcessStatus, now: float) -> str:
-    """ "running", "silent" where it says nothing, as one that is stopped, or "gone"."""
+    """Returns "running", "silent" if it reports nothing (for example, if it is stopped), or "gone"."""
     if shown.host == socket.gethostname():
         state = state_of(shown.pid, shown.start)
         if state != "running":
@@ -127,7 +134,7 @@ def _state(processes: list[dict[str, object]], summary: Mapping[str, object] | N
 
 
 def _totals(processes: list[dict[str, object]]) -> dict[str, object]:
-    """Sums over processes; None where none of them says it."""
+    """Sums over processes. None if no process reports the value."""
     totals: dict[str, object] = {}
     for name in ("samples_per_s", "rows", "rss_bytes", "cpu_cores", "lost_updates", "incarnation"):
         there = [value for p in processes if is_number(value := p[name]) and p["state"] != "gone"]
@@ -136,7 +143,7 @@ def _totals(processes: list[dict[str, object]]) -> dict[str, object]:
 
 
 def _bottleneck(processes: list[dict[str, object]]) -> dict[str, object] | None:
-    """The process that waits least for others, while the run trains; None where all wait for much of the time."""
+    """The process with the largest busy share, while the run trains. None if all processes wait much of the time."""
     if not any(process["samples_per_s"] for process in processes):
         return None
     shares = [busy if is_number(busy := process["busy"]) else 0.0 for process in processes]
@@ -147,7 +154,7 @@ def _bottleneck(processes: list[dict[str, object]]) -> dict[str, object] | None:
 
 
 def _last_record(file: Path) -> dict[str, object] | None:
-    """The last training line, of those at the end of the file."""
+    """Finds the last training line near the end of the file."""
     try:
         with open_file(file) as lines:
             lines.seek(max(0, file.stat().st_size - (1 << 16)))
@@ -155,7 +162,7 @@ def _last_record(file: Path) -> dict[str, object] | None:
     except (OSError, UserError):
         return None
     for line in reversed(tail):
-        record = parse_json(line)  # the first one may be cut off
+        record = parse_json(line)  # the first line may be incomplete
         if isinstance(record, dict) and "split" not in record:
             return record
     return None
@@ -163,7 +170,7 @@ def _last_record(file: Path) -> dict[str, object] | None:
 
 SAID = {
     "running": "running",
-    "silent": "silent: its processes are there, and say nothing",
+    "silent": "silent: its processes exist, but report nothing",
     "killed": "killed: all its processes are gone",
     "ended": "ended",
     "stopped": "stopped before its end",
@@ -171,7 +178,7 @@ SAID = {
 
 
 def status_screen(status: RunStatus, width: int) -> RenderableType:
-    """The screen for a status of :func:`girih.report.status.status_of`, with the columns that ``width`` has room for."""
+    """Makes the screen for a result of :func:`girih.report.status.status_of`, with the columns that fit ``width``."""
     shown: list[RenderableType] = [_line(f"{status['run']}: {_headline(status)}")]
     if status["processes"]:
         shown.append(_table(status, width))
@@ -199,7 +206,7 @@ def status_screen(status: RunStatus, width: int) -> RenderableType:
 
 
 def _line(text: str) -> Text:
-    """A line that can be copied whole."""
+    """A line that users can copy as a whole."""
     return Text(text, no_wrap=True, overflow="ignore")
 
 
@@ -273,5 +280,5 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 SUMMED = ("life", "samples/s", "rows", "memory", "cores", "lost")
 """Columns with a sum below them."""
 LEAST = ("cores", "up", "steps", "life", "queue", "rows", "lost", "staleness", "busy")
-"""Columns that go first where there is no room; role, pid, state, samples/s and memory stay."""
+"""Columns to drop first on a narrow screen. The columns role, pid, state, samples/s and memory always stay."""
 _WIDE = Console(width=1000)

@@ -1,6 +1,6 @@
-"""Strategies, one page each: ``plan`` makes a plan from facts; ``build`` makes a trainer's halves, schedule and feed from the plan.
+"""The strategies, with one module each. ``plan`` makes a plan from facts; ``build`` makes the session from the plan.
 
-Every subclass of :class:`~girih.strategies.strategy.StrategyOptions` with a name in a module of this folder is a strategy by that name.
+Each subclass of :class:`~girih.strategies.strategy.StrategyOptions` in this folder that has a name is available by that name.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ BY_NAME: dict[str, type[StrategyOptions]] = {kind.name: kind for kind in _pages(
 
 
 def create(options: object, where: str, directory: Path | None = None) -> Strategy:
-    """The strategy that ``[strategy]`` describes: one of girih's, or your own by ``file.py:Class``.
+    """Makes the strategy that ``[strategy]`` describes: one of girih's, or your own by ``file.py:Class``.
 
     Args:
-        directory: where a relative path starts.
+        directory: the base of relative paths.
 
     Raises:
         ConfigError: an unknown name or option, or a class that cannot be loaded or is not a strategy.

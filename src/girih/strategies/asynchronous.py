@@ -1,9 +1,9 @@
-"""``asynchronous``: no trainer waits for another (the baseline of Persia's Table 2 and Figures 7 to 9).
+"""``asynchronous``: no trainer waits for another trainer (the baseline of Persia's Table 2 and Figures 7 to 9).
 
 | sparse half                      | schedule         | dense half               |
 | ``RemoteSparse``, dispatched     | pipelined, ≤ τ   | ``ParameterServerReplica`` |
 
-Faster than ``hybrid`` where trainers differ in speed, and worse: dense gradients are of old parameters.
+Faster than ``hybrid`` if trainers differ in speed. Less accurate, because dense gradients are of older parameters.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class Asynchronous(PipelinedStrategy):
-    """Trains on several trainers without any barrier but at evaluations and checkpoints; see ``PipelinedStrategy``.
+    """Trains on several trainers, with barriers only at evaluations and checkpoints; see ``PipelinedStrategy``.
 
-    Each trainer's gradients are those of the mean loss over its own share of a batch. ``staleness`` bounds each
-    trainer's dense gradients under way as well. The dense server is a thread of the first trainer, on its device.
+    Each trainer's gradients are those of the mean loss over its own share of a batch. ``staleness`` also bounds the
+    dense gradients that a trainer has in flight. The dense server is a thread of the first trainer, on its device.
     """
 
     name: ClassVar[str] = "asynchronous"
     in_step: ClassVar[bool] = False
 
     def plan(self, facts: Facts) -> Plan:
-        """Keys are hashed to servers, whatever the data."""
+        """Makes the plan. Keys are hashed to servers, regardless of the data."""
         if facts.global_batch_norm and facts.num_trainers > 1:
             raise ConfigError(
-                "strategy 'asynchronous': trainers share no step, so batch norm sees each one's own examples;"
+                "strategy 'asynchronous': trainers share no step, so batch norm sees only each trainer's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
         return super().plan(facts)

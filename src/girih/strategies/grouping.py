@@ -1,4 +1,4 @@
-"""The dense half of ``hierarchical`` with group servers: traces the net, cuts it by the plan, starts the servers (HT §3.2)."""
+"""The dense half of ``hierarchical`` with group servers: traces the net, cuts it as planned, starts the servers (HT §3.2)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 GROUP = RoleName.GROUP_SERVER
 ACTIVATIONS, GRADIENTS = ("float32", "bfloat16", "int8"), ("float32", "bfloat16", "topk")
-"""Codecs that "auto" may choose, those that lose fewer digits first."""
+"""Codecs that "auto" chooses from, the most precise first."""
 AUTO, AGAIN = (
     "auto took",
-    "girih plan --calibration FILE --out PLAN chooses, girih train --plan PLAN holds it",
+    "girih plan --calibration FILE --out PLAN chooses a codec, and girih train --plan PLAN uses it",
 )
 
 
@@ -42,7 +42,7 @@ def start_group_servers(
         policy: what happens when a group server dies.
 
     Raises:
-        ConfigError: group servers cannot have an operator with parameters, or the optimizer; or the plan has no tagging.
+        ConfigError: group servers do not support the optimizer, or an operator with parameters; or the plan has no tagging.
     """
     from girih.dense.halves.replica import Replica, begin_as_first
     from girih.hierarchical.group_client import GroupClient
@@ -73,9 +73,9 @@ def start_group_servers(
 
 
 def choose_codecs(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """The codecs between trainers and group servers, for ``Plan.wire``; and why, if they were chosen.
+    """Chooses the codecs between trainers and group servers, for ``Plan.wire``. Also returns the reason, if any was "auto".
 
-    Calibrated codecs, links and cores decide, for all processes on one machine.
+    The choice rests on calibrated codecs, links and cores, with all processes on one machine.
     """
     asked = {"activations": options["wire_activations"], "dense_gradients": options["wire_dense_gradients"]}
     if "auto" not in asked.values():
@@ -83,7 +83,7 @@ def choose_codecs(facts: Facts, options: Mapping[str, Any]) -> tuple[dict[str, s
     calibration, graph = facts.calibration, facts.graph
     if calibration is None or graph is None or not calibration.codecs:
         plain = {kind: "float32" if name == "auto" else name for kind, name in asked.items()}
-        return plain, f"{AUTO} float32: how fast this machine packs is not known; {AGAIN}"
+        return plain, f"{AUTO} float32: the speed of this machine's codecs is not known; {AGAIN}"
     forward, backward = (
         [codec_of(each, calibration) for each in (choices if name == "auto" else (name,))]
         for name, choices in zip(asked.values(), (ACTIVATIONS, GRADIENTS), strict=True)
@@ -112,7 +112,7 @@ def _partition_net(plan: Plan, context: RunContext, whole: Replica) -> Partition
     from girih.hierarchical.graph import partition, split_fc
 
     if plan.tagging is None:
-        raise ConfigError("plan: no tagging, which group servers need; plan again with girih plan")
+        raise ConfigError("plan: no tagging, but group servers need it; make the plan again with girih plan")
     num_servers, cut = plan.options["servers_per_group"], plan.tagging.cut
     net = trace_split(
         whole.module, context.sparse, context.dense.precision, lambda net: split_fc(net, num_servers, cut)
@@ -163,7 +163,7 @@ def _start_servers(
                 forward=context.dense.forward,
                 wire=wire,
                 averaging=averaging(index),
-                seed=plan.seeds["run"] + context.ranks.size + index,  # trainers have those before
+                seed=plan.seeds["run"] + context.ranks.size + index,  # trainers have the seeds before these
             )
             for index in range(plan.roles[GROUP])
         ]

@@ -1,11 +1,11 @@
-"""``hierarchical``: few copies of the dense parameters, each trained by many nets, averaged in the background (HT).
+"""``hierarchical``: a few copies of the dense parameters, each trained by many nets, averaged in the background (HT).
 
 | sparse half                      | schedule        | dense half                      |
 | ``RemoteSparse``, dispatched     | concurrent nets | ``HogwildReplica``, or          |
 |                                  |                 | ``GroupedReplica``              |
 
-With one trainer per group and no group servers it is the EASGD-based system that HT begins from (§2.2): every trainer has a
-copy. Trainers share no step, as under ``asynchronous``.
+With one trainer per group and no group servers, this is the EASGD-based system that HT starts from (§2.2): each trainer has
+a copy. Trainers share no step, the same as in ``asynchronous``.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class Hierarchical(RemoteStrategy):
     Each net's gradients are those of the mean loss over its own batch: a trainer's share of ``data.batch_size`` examples.
 
     Attributes:
-        groups: copies of the dense parameters. trainers_per_group: that train on each of them.
-        servers_per_group: group servers that hold a copy; 0: its trainer does.
-        nets: batches that a trainer trains on at once, each by a thread, without locks.
-        dense_servers: processes that average the copies; none start where there is one.
-        averaging: the algorithm. elastic_rate: how far a copy moves to the centre, or the average, in a round, of the whole
-            way; None takes 0.9 / ``groups`` for "easgd", else 1.
+        groups: number of copies of the dense parameters. trainers_per_group: number of trainers that share a copy.
+        servers_per_group: number of group servers that hold a copy; 0: its trainer holds it.
+        nets: batches that a trainer trains on at once, each in a thread, without locks.
+        dense_servers: processes that average the copies; none start if there is one copy.
+        averaging: the algorithm. elastic_rate: the fraction of the way to the centre, or the average, that a copy moves in
+            a round; None means 0.9 / ``groups`` for "easgd", else 1.
         average_every_steps: steps of a trainer from one round to the next.
-        split_fc: which fully connected layers are cut into parts that group servers compute side by side (HT §4.1): those too
-            large to spread evenly ("auto"), all (true), or none.
-        tagging: how operators are given to devices (HT §3.2.1): by rules and then refined, by rules alone, or dealt in turn.
-        wire_activations, wire_dense_gradients: how training steps write what goes between trainers and group servers, forward
-            and backward (HT §4.2); "auto" has the plan choose by a calibration, and takes float32 without one.
+        split_fc: the fully connected layers that are cut into parts for several group servers (HT §4.1): layers too large to
+            spread evenly ("auto"), all (true), or none (false).
+        tagging: the way in which operators are assigned to devices (HT §3.2.1): by rules and refinement, by rules, or round-robin.
+        wire_activations, wire_dense_gradients: codecs between trainers and group servers, forward and backward (HT §4.2).
+            "auto" lets the plan choose by a calibration, and means float32 without a calibration.
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -74,7 +74,7 @@ class Hierarchical(RemoteStrategy):
     capabilities: ClassVar[Capabilities] = replace(RemoteStrategy.capabilities, micro_batch_layers=())
     waits_for_dense: ClassVar[bool] = False
     misplaced_options: ClassVar[Mapping[str, str]] = {
-        "trainers": "set groups, each of them one trainer; or groups, trainers_per_group and servers_per_group"
+        "trainers": "set groups, each of one trainer; or groups, trainers_per_group and servers_per_group"
     }
     groups: Processes = 1
     trainers_per_group: Processes = 1
@@ -93,44 +93,44 @@ class Hierarchical(RemoteStrategy):
         super().__post_init__()
         if self.trainers_per_group > 1 and not self.servers_per_group:
             raise ConfigError(
-                f"strategy: trainers_per_group = {self.trainers_per_group}: a dense copy of several trainers needs group servers,"
-                f" and servers_per_group = 0; set trainers_per_group = 1 and groups = {self.groups * self.trainers_per_group}"
+                f"strategy: trainers_per_group = {self.trainers_per_group}: several trainers can share a dense copy only with group servers,"
+                f" but servers_per_group = 0; set trainers_per_group = 1 and groups = {self.groups * self.trainers_per_group}"
             )
         for name, default in GROUP_SERVER_DEFAULTS.items():
             if getattr(self, name) != default and not self.servers_per_group:
                 raise ConfigError(
-                    f"strategy: {name} = {getattr(self, name)!r}: it is for group servers, and servers_per_group = 0; drop it,"
+                    f"strategy: {name} = {getattr(self, name)!r}: this option is for group servers, but servers_per_group = 0; drop it,"
                     " or set servers_per_group to at least 1"
                 )
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
-        """A copy for each trainer, as in HT's baseline (§2.2); and one group with as many servers as trainers (§3.1)."""
+        """Returns two variants: a copy per trainer (HT's baseline, §2.2), and one group with as many servers as trainers (§3.1)."""
         return cls(groups=count), cls(trainers_per_group=count, servers_per_group=count)
 
     @property
     def required_facts(self) -> frozenset[str]:
-        """The model's operators, if codecs are chosen by them."""
+        """The model's operators, if they are needed to choose codecs."""
         return frozenset({"graph"} if "auto" in (self.wire_activations, self.wire_dense_gradients) else ())
 
     @property
     def calibration_key(self) -> str:
-        """Group servers are calibrated separately."""
+        """The name in calibrations. Group servers are calibrated separately."""
         return "hierarchical, group servers" if self.servers_per_group else self.name
 
     @property
     def trainers(self) -> int:
-        """Processes that train."""
+        """Number of trainers."""
         return self.groups * self.trainers_per_group
 
     @property
     def places_operators(self) -> bool:
-        """Whether group servers run operators of the model."""
+        """True if group servers run operators of the model."""
         return self.servers_per_group > 0
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Processes beside the trainers."""
+        """Number of processes besides the trainers, by role."""
         averaging: dict[str, int] = {DENSE: self.dense_servers} if self.groups > 1 else {}
         grouped: dict[str, int] = {}
         if self.servers_per_group:
@@ -140,29 +140,29 @@ class Hierarchical(RemoteStrategy):
     def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
         """Returns what happens when a process of this role dies. Loaders restart; for other roles all trainers restart.
 
-        A group server has the only copy of its parameters, and a dense server the centre of all copies. Nets overtake each
-        other without a bound, so servers cannot recognize resent pushes.
+        A group server has the only copy of its parameters, and a dense server has the centre of all copies. Servers cannot
+        recognize resent pushes, because nets overtake each other without a bound.
         """
         policy = super().failure_policy(role, store, num_trainers)
         return RELOAD_ALL if policy is FAIL else policy
 
     def plan(self, facts: Facts) -> Plan:
-        """Keys are hashed to servers, whatever the data; dense parameters are divided over dense servers in equal ranges."""
+        """Makes the plan. Keys are hashed to servers, and dense parameters are divided over dense servers in equal ranges."""
         if facts.device != "cpu":
             raise ConfigError("strategy 'hierarchical' computes on CPUs only; set train.device = 'cpu'")
         if facts.compile:
             raise ConfigError(
-                "strategy 'hierarchical': nets share parameters that move while they compute, which is not compiled; set"
+                "strategy 'hierarchical': nets share parameters that change while they compute, which cannot be compiled; set"
                 " train.compile = false, or use 'hybrid'"
             )
         if facts.num_trainers != self.trainers:
             raise ConfigError(
                 f"strategy: groups = {self.groups}, trainers_per_group = {self.trainers_per_group}: expected"
-                f" {self.trainers} trainers, {facts.num_trainers} were started; make them agree"
+                f" {self.trainers} trainers, but {facts.num_trainers} were started; change one of the two"
             )
         if facts.global_batch_norm and self.trainers * self.nets > 1:
             raise ConfigError(
-                "strategy 'hierarchical': trainers and nets share no step, so batch norm sees each one's own examples;"
+                "strategy 'hierarchical': trainers and nets share no step, so batch norm sees only each net's own examples;"
                 " drop train.global_batch_norm, or use 'hybrid'"
             )
         copies = memory.Copies(**{field.name: getattr(self, field.name) for field in fields(memory.Copies)})
@@ -175,7 +175,7 @@ class Hierarchical(RemoteStrategy):
         return replace(plan, wire={**plan.wire, **wire}, predicted={**plan.predicted, **predicted})
 
     def step_cost(self, basis: Basis) -> StepCost | None:
-        """Estimates the cost of a step; None if group servers are to run operators that are not known."""
+        """Estimates the cost of a step; None if group servers run operators that are not known."""
         facts = basis.facts
         service, _ = self._service(basis)
         averaging = served.AveragingLoad(
@@ -196,7 +196,7 @@ class Hierarchical(RemoteStrategy):
     def operator_graph(
         self, sparse: SparseSpec, dense: DenseSpec, cut: Sequence[str] | None = None
     ) -> OperatorGraph:
-        """The operators of the net that group servers run, with fully connected layers in parts."""
+        """Traces the net, with fully connected layers in parts, into the operators that group servers run."""
         from girih.dense.halves.replica import made_by
         from girih.hierarchical.graph import split_as, split_fc
 
@@ -221,7 +221,7 @@ class Hierarchical(RemoteStrategy):
         return tagged(facts.graph, facts, options, facts.tagging)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """Connects to the embedding workers and to the servers of this trainer's group, or makes its copy of the dense half."""
+        """Connects to the embedding workers, and to the servers of this trainer's group, or copies the dense half without them."""
         from girih.comm.registry.remote import connect_all
         from girih.hierarchical.grouped import GroupedReplica
         from girih.hierarchical.hogwild import HogwildReplica
@@ -254,7 +254,7 @@ class Hierarchical(RemoteStrategy):
         return {"name": "concurrent", "nets": self.nets}
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
-        """In a round a copy's parameters go to dense servers, and updates come back. The copy's trainers share that."""
+        """Bytes per step of a trainer. In a round, its group sends the parameters to dense servers and receives updates."""
         num_bytes = 2.0 * facts.model.num_parameters * FLOAT_BYTES / self.average_every_steps
         return num_bytes / self.trainers_per_group if self.groups > 1 else 0.0
 

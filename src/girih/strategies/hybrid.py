@@ -1,10 +1,10 @@
-"""``hybrid``: embeddings asynchronous with bounded staleness, dense half synchronous (Persia, Algorithms 1 and 2).
+"""``hybrid``: asynchronous embeddings with bounded staleness, synchronous dense half (Persia, Algorithms 1 and 2).
 
 | sparse half                      | schedule         | dense half            |
 | ``RemoteSparse``, dispatched     | pipelined, ≤ τ   | ``AllReducedReplica`` |
 
-Servers apply the gradients of all trainers of a step together, once: Persia's updating rule (§5, eq. 2), in which only
-what was read is older. Equal to ``synchronous`` at τ = 0.
+Servers apply the gradients of all trainers together, once per step. This is Persia's updating rule (§5, eq. 2): only
+the rows that were read are older. Equal to ``synchronous`` at τ = 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Hybrid(PipelinedStrategy):
-    """Trains on several trainers in step, with tables in processes of their own; see ``PipelinedStrategy``."""
+    """Trains on several trainers in step, with tables in separate processes; see ``PipelinedStrategy``."""
 
     name: ClassVar[str] = "hybrid"
     in_step: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""``local``: one process. The reference that every other strategy is measured against.
+"""``local``: one process. The reference for all other strategies.
 
 | sparse half                  | schedule | dense half |
 | ``LocalSparse``, fed by rows | in step  | ``Replica`` |
@@ -35,14 +35,14 @@ class Local(StrategyOptions):
     name: ClassVar[str] = "local"
     misplaced_options: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("trainers", "loaders", "embedding_workers", "embedding_servers"),
-        "local trains in one process; take a strategy of several, as --strategy synchronous (girih.Synchronous)",
+        "local trains in one process; for several, use for example --strategy synchronous (girih.Synchronous)",
     )
     capabilities: ClassVar[Capabilities] = Capabilities(
         standalone=True, micro_batch_layers=("embedding", "mlp"), prefetching=True, rows_on_gpu=True
     )
 
     def plan(self, facts: Facts) -> Plan:
-        """One trainer has all tables and the dense half.
+        """Makes the plan: one trainer has all tables and the dense half.
 
         Raises:
             ConfigError: several trainers were started.
@@ -55,7 +55,7 @@ class Local(StrategyOptions):
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Local, ...]:
-        """Always one process."""
+        """Returns this strategy, which always has one process."""
         return (cls(),)
 
     def step_cost(self, basis: Basis) -> StepCost:
@@ -63,7 +63,7 @@ class Local(StrategyOptions):
         return local(basis)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """All tables and the only copy of the dense half, here."""
+        """Builds all tables and the only copy of the dense half in this process."""
         from girih.dense.halves.replica import Replica
         from girih.sparse.halves.local import LocalSparse
         from girih.training.feeds import ExampleFeed

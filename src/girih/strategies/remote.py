@@ -50,17 +50,17 @@ COUNT_OPTIONS: Mapping[str, str] = {
 
 
 class RemoteStrategy(StrategyOptions):
-    """Tables in processes of their own.
+    """Trains with tables in separate processes.
 
     Attributes:
-        in_step: whether all trainers do a step together: servers apply its gradients as one, and loaders read for all
-            at once.
-        waits_for_dense: whether a step waits for dense parameters or gradients that travel.
-        embedding_workers, embedding_servers, loaders: processes.
-        transport: between processes: "shared" memory, or "tcp".
-        compress_ids: ids travel as unique ids with the examples they are in, without loss (Persia §4.2.3).
-        wire_embeddings, wire_gradients: "float16" halves what goes between embedding workers and trainers, with
-            a loss of up to 2⁻¹² of the largest number of each vector (Persia §4.2.3).
+        in_step: whether all trainers do each step together. Then servers apply the gradients of a step as one update, and
+            loaders read for all trainers at once.
+        waits_for_dense: whether a step waits for dense parameters or gradients to travel.
+        embedding_workers, embedding_servers, loaders: number of processes.
+        transport: transport between processes: "shared" (shared memory, on one host only), or "tcp".
+        compress_ids: sends each unique id once, with the examples that contain it, without loss (Persia §4.2.3).
+        wire_embeddings, wire_gradients: "float16" halves the traffic between embedding workers and trainers. The loss is
+            at most 2⁻¹² of the largest number of each vector (Persia §4.2.3).
     """
 
     in_step: ClassVar[bool]
@@ -82,20 +82,20 @@ class RemoteStrategy(StrategyOptions):
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Processes beside the trainers: those of the sparse half and the feed."""
+        """Number of processes besides the trainers, by role: those of the sparse half and the feed."""
         return {SERVER: self.embedding_servers, WORKER: self.embedding_workers, LOADER: self.loaders}
 
     @property
     def one_host_option(self) -> str:
-        """Shared memory is on one host."""
+        """The option that keeps all processes on one host, for errors: shared memory needs one host."""
         return "strategy: transport = 'shared'" if self.transport == "shared" else ""
 
     def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
-        """Returns what happens when a process of this role dies. Loaders restart, since shares are a function of the position."""
+        """Returns what happens when a process of this role dies. Loaders restart, since a share depends only on the position."""
         return RESTART if role == LOADER else FAIL
 
     def plan(self, facts: Facts) -> Plan:
-        """Keys are hashed to servers, whatever the data.
+        """Makes the plan. Keys are hashed to servers, regardless of the data.
 
         Raises:
             ConfigError: there are more loaders than trainers.
@@ -148,7 +148,7 @@ class RemoteStrategy(StrategyOptions):
         return costs.remote_step(waited, num_trainers, links, transport=self.transport, in_step=self.in_step)
 
     def _service(self, basis: Basis) -> tuple[RowService, float]:
-        """The processes that serve rows, for the cost model; and seconds of a step's dense messages."""
+        """Returns the processes that serve rows, for the cost model, and the seconds of a step's dense messages."""
         links = basis.calibration.links
         sent = self._traffic(basis.facts, basis.profile, basis.batch_size)
         seconds = self._seconds(sent, basis.trainers, links)
@@ -207,7 +207,7 @@ class RemoteStrategy(StrategyOptions):
         return Session(sparse=sparse, dense=dense, schedule=schedule, feed=feed, optimizer=dense.optimizer)
 
     def rescale(self, plan: Plan, context: RunContext, session: Session, before: Plan) -> Session:
-        """Starts and ends servers and workers as ``plan`` says.
+        """Starts and ends servers and workers so that they match ``plan``.
 
         Trainers have nothing in flight, and loaders have ended. New loaders start with the feed's next pass.
         """
@@ -217,12 +217,12 @@ class RemoteStrategy(StrategyOptions):
         if rows_move or plan.roles[WORKER] != before.roles[WORKER]:
             ending = (SERVER, WORKER) if rows_move else (WORKER,)
             sparse.retire(ending)
-            context.ranks.barrier()  # else some would call processes that end
+            context.ranks.barrier()  # without it, trainers might call processes that end
             for name in ending:
                 processes.end(name)
             if rows_move:
                 processes.remove_memory()
-            # side by side; loaders begin with the next pass
+            # start both roles in parallel; loaders start with the next pass
             processes.prepare({name: plan.roles[name] for name in (*ending, LOADER)}, again=True)
             if rows_move:
                 servers = self._start_servers(plan, context)
@@ -246,15 +246,15 @@ class RemoteStrategy(StrategyOptions):
         )
 
     def _num_senders(self, num_trainers: int) -> int:
-        """The number of independent sequences of pushes: one if all are in step, else one per trainer."""
+        """Returns the number of independent sequences of pushes: one if trainers are in step, else one per trainer."""
         return 1 if self.in_step else num_trainers
 
     @abstractmethod
     def _planned_schedule(self) -> dict[str, object]:
-        """The schedule's name and options, for the plan."""
+        """Returns the schedule's name and options, for the plan."""
 
     def _dense_bytes(self, facts: Facts, sent: float) -> float:
-        """Bytes of dense parameters and gradients per step; ``sent`` if all of them travel in every step."""
+        """Returns bytes of dense parameters and gradients per step; ``sent`` if every step sends all of them."""
         return sent
 
     def _start(
@@ -265,7 +265,7 @@ class RemoteStrategy(StrategyOptions):
         count: int,
         role: Callable[[int, str], Service],
     ) -> tuple[str, ...]:
-        """Starts processes of one role, made of their index and address; returns their addresses."""
+        """Starts the processes of one role, made from index and address, and returns their addresses."""
         processes = context.processes
         return processes.start(
             name,
@@ -277,7 +277,7 @@ class RemoteStrategy(StrategyOptions):
         return self.failure_policy(role, context.sparse.store, context.ranks.size)
 
     def _restarts(self, role: str, context: RunContext) -> bool:
-        """Whether processes of a role restart after they die."""
+        """Returns whether processes of a role restart after they die."""
         return self._policy(role, context).policy is RestartPolicy.RESTART
 
     def _start_servers(self, plan: Plan, context: RunContext) -> tuple[str, ...]:
@@ -335,11 +335,11 @@ class RemoteStrategy(StrategyOptions):
 
 
 class PipelinedStrategy(RemoteStrategy):
-    """Tables in processes of their own, whose rows are read ahead.
+    """Trains with tables in separate processes, and reads rows ahead.
 
     Attributes:
-        staleness: τ, the most batches of a trainer that are read but not yet applied when a batch is read.
-        trainers: processes; under ``torchrun`` as many as it starts.
+        staleness: τ, the maximum number of a trainer's earlier batches not yet applied when a batch is read.
+        trainers: number of processes; ``torchrun`` sets it.
     """
 
     capabilities: ClassVar[Capabilities] = replace(
@@ -349,7 +349,7 @@ class PipelinedStrategy(RemoteStrategy):
     trainers: Processes = 1
 
     def without_pipelining(self) -> Self:
-        """Returns this strategy without rows that are read ahead."""
+        """Returns this strategy without reading rows ahead."""
         return replace(self, staleness=0)
 
     def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
@@ -368,10 +368,10 @@ class PipelinedStrategy(RemoteStrategy):
         return FailurePolicy(why=why) if why else RESTART
 
     def pipelined(self, plan: Plan, context: RunContext, dense: DenseHalf) -> Session:
-        """A session with the pipelined schedule; see :meth:`RemoteStrategy.session`."""
+        """Opens a session with the pipelined schedule; see :meth:`RemoteStrategy.session`."""
         from girih.training.schedules import Pipelined
 
-        # ids never come here: the workers prepare them
+        # the workers prepare the ids, so the trainer has none to prepare
         schedule = Pipelined(plan.schedule["staleness"], plan.schedule.get("micro_batches", 1))
         return self.session(plan, context, dense, schedule)
 
@@ -380,11 +380,11 @@ class PipelinedStrategy(RemoteStrategy):
 
 
 def address_of(plan: Plan, processes: Cluster, name: str, index: int) -> str:
-    """The address at which a process is to listen; see :func:`girih.comm.service.listen`."""
+    """Returns the address at which a process will listen; see :func:`girih.comm.service.listen`."""
     return "shm://" if plan.wire["transport"] == "shared" else processes.address(name, index)
 
 
 def _spec_of_servers(spec: SparseSpec, num_servers: int) -> SparseSpec:
-    """As many shards per server as it has cores, if all are on this machine, unless ``[store]`` says how many."""
+    """Sets one shard per core for each server, if all servers are on this machine and ``[store]`` gives no number."""
     spec = replace(spec, threads=max(1, len(os.sched_getaffinity(0)) // num_servers))
     return replace(spec, store=spec.resolved_store())

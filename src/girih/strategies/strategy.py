@@ -18,7 +18,7 @@ from girih.planner.speed.in_step import synchronous_seconds, synchronous_traffic
 from girih.planner.speed.step import Basis, Prediction, StepCost, predict, with_overhead
 from girih.planner.traffic import FLOAT32, Traffic, Wire
 
-if TYPE_CHECKING:  # a plan needs no live object
+if TYPE_CHECKING:  # plans need no live objects
     from girih.dense.half import DenseHalf, DenseSpec
     from girih.planner.operators import OperatorGraph
     from girih.planner.tagging.tag import Tagged
@@ -36,13 +36,13 @@ TRAINER = "trainer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Abilities that a strategy has with any options. Code outside ``strategies/`` asks these, never for a name.
+    """Abilities that a strategy has with any options. Code outside ``strategies/`` checks these and never the name.
 
     Attributes:
         standalone: each process trains for itself, even if ``torchrun`` started several.
         interleaving: trainers exchange rows group by group, so ``[schedule]`` may order the groups.
-        micro_batch_layers: values of ``micro_batches_from`` that the strategy supports; empty refuses micro-batches.
-        prefetching: the ids of the next batch are prepared while this one is computed.
+        micro_batch_layers: values of ``micro_batches_from`` that the strategy supports; empty means no micro-batches.
+        prefetching: the ids of the next batch are prepared while this batch is computed.
         rows_on_gpu: rows may be in GPU memory.
         scalable_roles: role → the option with its number of processes, for roles that ``girih scale`` may change.
         scales_in_place: the strategy has ``rescale``, so trainers stay when the number of other processes changes.
@@ -60,7 +60,7 @@ class Capabilities:
 
 
 class Strategy(ABC):
-    """A way to interlace training. Your own strategy is a subclass, which a config names by its file.
+    """Base class of strategies. To write your own, make a subclass, and name its file in the config.
 
     A subclass has a name, ``plan`` and ``build``. Everything else has a default.
 
@@ -86,12 +86,12 @@ class Strategy(ABC):
 
     @property
     def trainers(self) -> int:
-        """Number of trainers; 1 takes as many as were started."""
+        """Number of trainers; 1 means as many as were started."""
         return 1
 
     @property
     def roles(self) -> Mapping[str, int]:
-        """Number of processes beside the trainers, by role."""
+        """Number of processes besides the trainers, by role."""
         return {}
 
     @property
@@ -101,7 +101,7 @@ class Strategy(ABC):
 
     @property
     def calibration_key(self) -> str:
-        """The name under which a calibration has this strategy's overhead."""
+        """The name of this strategy's overhead in a calibration."""
         return self.name
 
     @property
@@ -131,15 +131,15 @@ class Strategy(ABC):
         options = self.capabilities.scalable_roles
         for role in counts:
             if role not in options:
-                expected = f"expected one of {', '.join(options)}" if options else "nothing of it is scaled"
+                expected = f"expected one of {', '.join(options)}" if options else "it cannot be scaled"
                 raise ConfigError(
-                    f"strategy {self.name!r} has no {role} whose number could change; {expected}"
+                    f"strategy {self.name!r} cannot change its number of {role} processes; {expected}"
                 )
         changed = {options[role]: count for role, count in counts.items()}
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
     def rescale(self, plan: Plan, context: RunContext, session: Session, before: Plan) -> Session:
-        """Starts and ends processes beside the trainers as ``plan`` says. Needs ``capabilities.scales_in_place``.
+        """Starts and ends processes besides the trainers so that they match ``plan``. Needs ``capabilities.scales_in_place``.
 
         Returns the session with a new feed. New embedding servers have no rows yet.
 
@@ -157,15 +157,15 @@ class Strategy(ABC):
             cut: layers to split; None lets the strategy choose.
 
         Raises:
-            ConfigError: one of them is not a fully connected layer.
+            ConfigError: a layer in ``cut`` is not fully connected.
         """
         raise NotImplementedError
 
     def tag_operators(self, facts: Facts, wire: Mapping[str, str] | None = None) -> Tagged:
-        """Decides where the operators in ``facts.graph`` run. Needs ``places_operators``. ``facts.tagging`` holds if it is there.
+        """Decides where the operators in ``facts.graph`` run; keeps ``facts.tagging`` if set. Needs ``places_operators``.
 
         Args:
-            wire: the codecs of a plan; None takes those of the options.
+            wire: the codecs of a plan; None means those in the options.
 
         Raises:
             ConfigError: the net does not fit into the group's memory, or ``facts.tagging`` does not fit the net.
@@ -180,12 +180,12 @@ class StrategyOptions(Options, Strategy):
 
     @classmethod
     def with_trainers(cls, count: int) -> tuple[Strategy, ...]:
-        """Variants with this number of trainers and default options, which ``girih plan`` compares."""
+        """Returns variants with this number of trainers and default options, which ``girih plan`` compares."""
         return (cls(trainers=count),)
 
 
 def facts_for_schedule(schedule: ScheduleOptions) -> frozenset[str]:
-    """Facts to measure for ``[schedule]``, with any strategy and number of trainers."""
+    """Returns the facts to measure for ``[schedule]``, with any strategy and number of trainers."""
     required = {"profile"} if schedule.interleaving_groups != 1 else set()
     if "auto" in (schedule.interleaving_groups, schedule.micro_batches):
         required |= {"profile", "dense_cost"}
@@ -193,7 +193,7 @@ def facts_for_schedule(schedule: ScheduleOptions) -> frozenset[str]:
 
 
 def price(strategy: Strategy, facts: Facts) -> Prediction | None:
-    """Predicts the speed; None if the facts are too few, or the strategy has no ``step_cost``."""
+    """Predicts the speed; None if facts are missing, or the strategy has no ``step_cost``."""
     basis = Basis.of(facts)
     cost = None if basis is None else strategy.step_cost(basis)
     if basis is None or cost is None:
@@ -205,7 +205,7 @@ def price(strategy: Strategy, facts: Facts) -> Prediction | None:
 
 
 def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
-    """Makes a plan with what all strategies share: groups, and ``[schedule]``, as far as the capabilities allow.
+    """Makes the part of a plan that all strategies share: groups, and ``[schedule]`` if the capabilities allow it.
 
     Args:
         decided: fields of the plan that this strategy decides.
@@ -222,8 +222,8 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
     _refuse_micro_batches(strategy, facts)
     if not capabilities.interleaving and (option := ordering_option(asked)):
         raise ConfigError(
-            f"schedule: {option}: under strategy {strategy.name!r} trainers exchange nothing group by group, so no order of"
-            f" groups helps; leave it out, or use 'synchronous'"
+            f"schedule: {option}: strategy {strategy.name!r} does not exchange rows group by group, so the order of"
+            f" groups has no effect; leave it out, or use 'synchronous'"
         )
     device = device_of_rows(strategy, facts)
     arranged = arrange(facts)
@@ -257,14 +257,14 @@ def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
 
 
 def ordering_option(schedule: ScheduleOptions) -> str:
-    """The option of ``[schedule]`` that orders groups; "" if none does."""
+    """Returns the option of ``[schedule]`` that orders groups; "" if none does."""
     if schedule.interleaving_groups != 1:
         return "interleaving_groups"
     return "excluded" if schedule.excluded else ""
 
 
 def device_of_rows(strategy: Strategy, facts: Facts) -> str:
-    """The device of all rows: the requested one, or the dense half's if the strategy supports rows there.
+    """Returns the device of all rows: the requested one, or the dense half's if the strategy supports rows there.
 
     Raises:
         ConfigError: rows in GPU memory are requested, and the strategy does not support them.
@@ -279,7 +279,7 @@ def device_of_rows(strategy: Strategy, facts: Facts) -> str:
 
 
 def note_on_rows(strategy: Strategy, facts: Facts, store: StoreOptions) -> str | None:
-    """A hint if rows could be in GPU memory, and an option for other things keeps them in the host's."""
+    """Returns a hint if rows could be in GPU memory, but another option keeps them in host memory."""
     if not strategy.capabilities.rows_on_gpu or facts.device != "cuda" or store.tiers is not None:
         return None
     options = {"shards": store.shards, "arena": store.arena}
@@ -287,7 +287,7 @@ def note_on_rows(strategy: Strategy, facts: Facts, store: StoreOptions) -> str |
     if not causes:
         return None
     return (
-        f"rows stay in the host's memory, as {' and '.join(causes)} asks: leave that out to have them in the GPU's,"
+        f"rows stay in host memory because of {' and '.join(causes)}: leave that out to keep them in GPU memory,"
         " or set store.tiers = ['dram']"
     )
 
@@ -299,7 +299,7 @@ def _refuse_micro_batches(strategy: Strategy, facts: Facts) -> None:
         return
     if facts.model.loss_strategies is not None:
         raise ConfigError(
-            f"schedule: micro_batches = {asked.micro_batches!r}: the loss of {facts.model.name} is of a whole batch, not a sum"
+            f"schedule: micro_batches = {asked.micro_batches!r}: the loss of {facts.model.name} needs a whole batch and is not a sum"
             " over its examples; set micro_batches = 1"
         )
     if asked.micro_batches_from not in layers:
@@ -311,7 +311,7 @@ def _refuse_micro_batches(strategy: Strategy, facts: Facts) -> None:
 
 
 def is_on_gpu(plan: Plan) -> bool:
-    """Whether a plan has rows in GPU memory."""
+    """Returns whether a plan has rows in GPU memory."""
     return any(group["device"] == "gpu" for group in plan.groups)
 
 
@@ -321,7 +321,7 @@ def in_step_session(
     """Joins halves and a feed in step.
 
     Args:
-        most_ahead: batches that are prepared before they are pulled, if the plan has batches prepared.
+        most_ahead: number of batches to prepare before they are pulled, if the plan prefetches.
     """
     from girih.training.schedules import in_step
     from girih.training.session import Session
@@ -332,15 +332,15 @@ def in_step_session(
 
 
 def deferred_if(on_gpu: bool, spec: DenseSpec) -> DenseSpec:
-    """The specification of a dense half. The host learns the outcome of a step later if the half is on a GPU, and a refused step ends the run.
+    """Returns the spec, with deferred outcomes if the half is on a GPU and a refused step ends the run.
 
-    With "skip", the number of the next update depends on whether this one is applied.
+    With "skip", the number of the next update depends on whether this update is applied.
     """
     return replace(spec, deferred=on_gpu and spec.on_nonfinite == "stop")
 
 
 def half_options(plan: Plan) -> dict[str, Any]:
-    """The options in a plan for ``ShardedHalf``, by which it works ahead."""
+    """Returns the options for ``ShardedHalf`` from a plan: micro-batches and prefetching."""
     schedule = plan.schedule
     cut = schedule.get("micro_batches_from") == "embedding"
     return {
@@ -350,7 +350,7 @@ def half_options(plan: Plan) -> dict[str, Any]:
 
 
 def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dict[str, object]:
-    """Bytes that a trainer sends per step, for ``Plan.predicted``; and their milliseconds, if there are calibrated links."""
+    """Returns the bytes that a trainer sends per step, for ``Plan.predicted``, and the milliseconds if links are calibrated."""
     predicted: dict[str, object] = {"bytes_per_step": round(sent.total), "bytes": asdict(sent)}
     if seconds is not None:
         by_kind = {kind: 1e3 * kind_s for kind, kind_s in seconds.items()}
@@ -359,7 +359,7 @@ def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dic
 
 
 def predicted_exchange(facts: Facts, wire: Wire = FLOAT32) -> dict[str, object]:
-    """Traffic of ``synchronous``, as from :func:`predicted_traffic`; empty without a profile.
+    """Returns the traffic of ``synchronous``, see :func:`predicted_traffic`; empty without a profile.
 
     Args:
         wire: the number formats of embeddings and gradients.

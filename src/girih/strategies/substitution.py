@@ -1,9 +1,9 @@
-"""``substitution``: weights never leave their trainer, partial results are aggregated (DES, Algorithm 1).
+"""``substitution``: weights never leave their trainer; partial results are aggregated (DES, Algorithm 1).
 
 | sparse half                               | schedule | dense half             |
 | ``FeatureParallelSparse``, fed by columns | in step  | ``SubstitutedReplica`` |
 
-Equal to ``local`` on the same batches, to the order of sums. For models made of substitutable operators.
+Equal to ``local`` on the same batches, up to the order of summation. Needs models made of substitutable operators.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ NORM_OPTIMIZERS = ("girih.dense.options.Lamb",)
 
 
 class Substitution(StrategyOptions):
-    """Trains on several trainers, each with the tables of its own features, whole.
+    """Trains on several trainers, each with the whole tables of its own features.
 
     Attributes:
-        trainers: processes; under ``torchrun`` as many as it starts. At most as many as tables.
-        dense: who computes the upper network of a training batch: "replicated", all alike and all of it (DES);
-            "split", each for its share of the examples; "auto", the one that should take less time at nominal speeds.
-        placement: of tables: "balanced" by what the first batches touch; "modulo", table t on trainer t mod N (DES §5).
-        wire_partials: "bfloat16" halves partial results on the wire, and rounds them to 8 bits.
+        trainers: number of processes; ``torchrun`` sets it. At most the number of tables.
+        dense: the computation of the upper network: "replicated", each trainer computes the whole training batch (DES);
+            "split", each computes its share of the examples; "auto", the choice that is faster at nominal speeds.
+        placement: of tables: "balanced" by the accesses of the first batches; "modulo", table t on trainer t mod N (DES §5).
+        wire_partials: "bfloat16" halves the traffic of partial results, and rounds them to 8 bits.
     """
 
     name: ClassVar[str] = "substitution"
@@ -59,15 +59,15 @@ class Substitution(StrategyOptions):
 
     @property
     def required_facts(self) -> frozenset[str]:
-        """The profile, by which tables are placed."""
+        """The profile, which decides the placement of tables."""
         return frozenset({"profile"})
 
     def plan(self, facts: Facts) -> Plan:
-        """Plans who owns which features, and who computes the upper network."""
+        """Decides which trainer owns which features, and how the upper network is computed."""
         _check_model(facts.model)
         if facts.compile:
             raise ConfigError(
-                "strategy: substitution: partial results are exchanged within the forward pass, which is not compiled; set"
+                "strategy: substitution: the forward pass exchanges partial results, which cannot be compiled; set"
                 " train.compile = false, or use strategy 'synchronous'"
             )
         placement = self._place(facts)
@@ -84,7 +84,7 @@ class Substitution(StrategyOptions):
         )
 
     def step_cost(self, basis: Basis) -> StepCost:
-        """Estimates the cost of a step, of which partial results and dense gradients travel."""
+        """Estimates the cost of a step, in which partial results and dense gradients travel."""
         facts = basis.facts
         if facts.num_trainers == 1:
             return in_step.local(basis)
@@ -98,7 +98,7 @@ class Substitution(StrategyOptions):
         return in_step.substitution(basis, sent, seconds, split=split, num_messages=messages)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """This trainer's tables and operators, and its copy of the upper network."""
+        """Builds this trainer's tables and operators, and its copy of the upper network."""
         from girih.dense.halves.substituted import SubstitutedReplica
         from girih.sparse.halves.local import FeatureParallelSparse
         from girih.training.feeds import FeatureFeed
@@ -123,7 +123,7 @@ class Substitution(StrategyOptions):
         return balanced(facts.schema, facts.num_trainers, facts.profile.loads(), colocated)
 
     def _partial_sizes(self, facts: Facts, *, split: bool) -> traffic.PartialSizes:
-        """Sizes of the partial results."""
+        """Returns the sizes of the partial results."""
         operators = facts.model.operators
         return traffic.PartialSizes(
             summed=sum(op.columns for op in operators if op.aggregation == "sum"),
@@ -134,7 +134,7 @@ class Substitution(StrategyOptions):
         )
 
     def _predicted(self, facts: Facts, placement: Placement, *, split: bool) -> dict[str, object]:
-        """Owners, and the bytes that a trainer sends per step with their time, by this strategy and by ``synchronous``."""
+        """Returns owners, and a trainer's bytes per step with their time, for this strategy and for ``synchronous``."""
         if facts.num_trainers == 1 or facts.batch_size is None:
             return {}
         sizes, seconds = self._partial_sizes(facts, split=split), None
@@ -151,25 +151,25 @@ class Substitution(StrategyOptions):
 
 
 def _check_model(model: ModelFacts) -> None:
-    """Refuses a model that is not made of substitutable operators, or an optimizer that needs whole tensors."""
+    """Refuses a model without substitutable operators, or an optimizer that needs whole tensors."""
     if model.not_substitutable is not None:
         raise ConfigError(f"strategy: substitution: {model.name}: {model.not_substitutable}")
     if not model.operators:
         raise ConfigError(
-            f"strategy: substitution: {model.name} has no substitutable operator; build it of those in"
+            f"strategy: substitution: {model.name} has no substitutable operator; build it from those in"
             " girih.models.operators, or use strategy 'synchronous'"
         )
     module, _, kind = model.optimizer.rpartition(".")
     known = model.optimizer in NORM_OPTIMIZERS or (kind in ELEMENTWISE and module.startswith("torch.optim"))
     if model.optimizer and not known:
         raise ConfigError(
-            f"strategy: substitution: the dense optimizer {kind} may need parameters whole; expected one of"
+            f"strategy: substitution: the dense optimizer {kind} may need whole parameters; expected one of"
             f" {', '.join(ELEMENTWISE)}, or girih's Lamb"
         )
 
 
 def _is_split_faster(facts: Facts) -> bool:
-    """Returns whether to split, by batch, trainers and network; False for a single trainer, or before data are known."""
+    """Returns whether to split, by batch, trainers and network; False for one trainer, or if the data are not known yet."""
     if facts.num_trainers == 1 or facts.batch_size is None:
         return False
     return traffic.split_pays(

@@ -4,7 +4,7 @@
 | ``CollectiveSparse``, fed by rows    | in step  | ``AllReducedReplica`` |
 | ``GpuCollectiveSparse``, the same    | the same | the same |
 
-Equal to ``local`` on the same batches, to the order of sums; near it where rows travel as float16.
+Equal to ``local`` on the same batches, up to the order of summation. With float16 on the wire, close to it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Synchronous(StrategyOptions):
     """Trains on several trainers, each with a part of all tables.
 
     Attributes:
-        trainers: processes; under ``torchrun`` as many as it starts.
-        wire_embeddings, wire_gradients: "float16" nearly halves the rows, and gradients of rows, that go between trainers,
-            with a loss of up to 2⁻¹² of the largest number of each row (PICASSO §V).
+        trainers: number of processes; ``torchrun`` sets it.
+        wire_embeddings, wire_gradients: "float16" nearly halves the traffic of rows, and of their gradients, between trainers.
+            The loss is at most 2⁻¹² of the largest number of each row (PICASSO §V).
     """
 
     name: ClassVar[str] = "synchronous"
@@ -59,18 +59,18 @@ class Synchronous(StrategyOptions):
     wire_gradients: Literal["float32", "float16"] = "float32"
 
     def plan(self, facts: Facts) -> Plan:
-        """Keys are hashed to trainers, whatever the data.
+        """Makes the plan. Keys are hashed to trainers, regardless of the data.
 
         Raises:
-            ConfigError: an order of groups that is asked for with rows in GPU memory.
+            ConfigError: the options set an order of groups, but rows are in GPU memory.
         """
         on_gpu = device_of_rows(self, facts) == "gpu"
         if on_gpu and (option := ordering_option(facts.schedule)):
             raise ConfigError(
-                f"schedule: {option}: with rows in GPU memory each group's rows are exchanged beside the lookups of the next one,"
-                " in the order of groups; leave it out, or set store.tiers = ['dram']"
+                f"schedule: {option}: rows in GPU memory are always exchanged in the order of groups, each group during the"
+                " lookups of the next group; leave it out, or set store.tiers = ['dram']"
             )
-        # links are measured between processes, not between GPUs
+        # calibrations measure links between processes, not between GPUs
         predicted = predicted_exchange(replace(facts, links=None) if on_gpu else facts, self._wire)
         return base_plan(self, facts, wire=self._wire, predicted=predicted)
 
@@ -79,23 +79,23 @@ class Synchronous(StrategyOptions):
         return {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
 
     def step_cost(self, basis: Basis) -> StepCost:
-        """Estimates the cost of a step, of which rows, their gradients and dense gradients travel."""
+        """Estimates the cost of a step, in which rows, their gradients and dense gradients travel."""
         return in_step.synchronous(basis, self._wire)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """This trainer's part of all tables, and its copy of the dense half."""
+        """Builds this trainer's part of all tables, and its copy of the dense half."""
         from girih.dense.halves.allreduced import AllReducedReplica
         from girih.training.feeds import ExampleFeed
 
         sparse, on_gpu = _sparse_half(plan, context)
         dense = AllReducedReplica(deferred_if(on_gpu, context.dense), context.ranks)
-        # on GPUs keys travel with the rows of the batch before, so their number is known by then
+        # on GPUs, keys travel with the rows of the batch before, so their number is known by then
         most_ahead = 2 if is_on_gpu(plan) else 1
         return in_step_session(plan, sparse, dense, ExampleFeed(context.ranks), most_ahead=most_ahead)
 
 
 def _sparse_half(plan: Plan, context: RunContext) -> tuple[SparseHalf, bool]:
-    """This trainer's part of all tables, and whether it is on the dense half's GPU."""
+    """Builds this trainer's part of all tables. Also returns whether the part is on the dense half's GPU."""
     common = (context.sparse, context.ranks, context.stats)
     options = {
         "float16_embeddings": plan.wire["embeddings"] == "float16",

@@ -1,8 +1,8 @@
-"""Time in which a process works: ``girih status``, Prometheus and the autoscaler go by it.
+"""The time in which a process works. ``girih status``, Prometheus and the autoscaler use it.
 
-A process is *busy* while it does work of its own. It is not while it waits for another process: for an answer, for a request, for room
-at whoever takes what it makes, for the others of a collective. A wait for its own threads, its disk, its GPU or a core is work. Seconds
-are those of the clock, not of a processor (decision 67).
+A process is *busy* while it works. It is not busy while it waits for another process: for an answer, for a request,
+for space at the receiver of its output, or for the other members of a collective. A wait for its own threads, its
+disk, its GPU or a core counts as work. All times are wall-clock times, not CPU times (decision 67).
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _LOCK = threading.RLock()
-"""Held while the seconds of any :class:`Busy` are counted: one may count what another one does. Whoever collects garbage meanwhile may
-end another wait."""
+"""Held while the seconds of any :class:`Busy` are counted, because one :class:`Busy` may count the work of another.
+
+It is reentrant: a garbage collection during the count may end another wait.
+"""
 
 
 class _ThreadState(threading.local):
@@ -29,28 +31,29 @@ _OWN = _ThreadState()
 
 
 class Busy:
-    """Seconds in which some threads work: all those of a process, or a helper of one of them; from any thread.
+    """Seconds in which some threads work: all threads of a process, or a helper of one thread. Thread-safe.
 
-    A moment counts once, however many threads work in it.
+    A moment counts once, even if several threads work in it.
     """
 
     def __init__(self) -> None:
-        self._working = 0.0  # shares of the threads that work now
+        self._working = 0.0  # the sum of shares of the threads that work now
         self._counted_s, self._since_s = 0.0, time.perf_counter()
-        self._waiting: list[tuple[Busy, float]] = []  # who counts what this one does, and by which share
+        self._waiting: list[tuple[Busy, float]] = []  # others that count this one's work, with shares
 
     def seconds(self) -> float:
-        """Seconds so far, those of work under way included; never falls."""
+        """Seconds so far, including work under way. The value never decreases."""
         with _LOCK:
             self._change(0.0)
             return self._counted_s
 
     @contextmanager
     def working(self, share: float = 1.0) -> Iterator[None]:
-        """Counts the body as work of this thread, but for its :func:`waiting`.
+        """Counts the body as work of this thread, except the parts within :func:`waiting`.
 
         Args:
-            share: of the moments of a process where several threads do the same side by side: 1 divided by their number.
+            share: the weight of this thread's time. If several threads do the same work in parallel: 1 divided by
+                their number.
         """
         before = _OWN.spell
         self._add(share)
@@ -90,10 +93,10 @@ class Busy:
 
 @contextmanager
 def waiting(helper: Busy | None = None) -> Iterator[None]:
-    """Counts the body as no work of this thread, where it is within some: another process has to do something first.
+    """Counts the body as waiting for another process, if this thread is within :meth:`Busy.working`.
 
     Args:
-        helper: threads of this process that are waited for; what they work meanwhile is work all the same.
+        helper: threads of this process that the body waits for; their work during the wait still counts.
     """
     spell = _OWN.spell
     if spell is None:
@@ -110,7 +113,7 @@ def waiting(helper: Busy | None = None) -> Iterator[None]:
 
 
 def awaited(future: Future[T], helper: Busy | None = None) -> T:
-    """The result of a future; until it is there, this thread is :func:`waiting`."""
+    """Returns the result of a future. Until then, this thread is :func:`waiting`."""
     if future.done():
         return future.result()
     with waiting(helper):
@@ -119,7 +122,7 @@ def awaited(future: Future[T], helper: Busy | None = None) -> T:
 
 @contextmanager
 def holding(lock: threading.Lock) -> Iterator[None]:
-    """Holds a lock that another thread may hold while it waits for a process; until it is free, this thread is :func:`waiting`."""
+    """Holds a lock whose owner may wait for another process. Until it is free, this thread is :func:`waiting`."""
     with waiting():
         lock.acquire()
     try:

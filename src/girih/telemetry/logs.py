@@ -1,6 +1,6 @@
 """The log of a process that girih started: a line of JSON for each record, on standard error and in the run directory.
 
-Only such a process begins it: in a user's own, records go where the user's logging sends them.
+Only processes that girih starts have this log. In a user's own process, the user's logging receives the records.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from girih.telemetry.status_file import LOGS, ProcessId, StatusTarget
 
 FILE_BYTES = 1 << 20
-"""A log is two files of so many bytes: the older half goes when both are full."""
+"""The size of each of a log's two files, in bytes. When both are full, the older one is deleted."""
 _BEGINS = '{"time": "'
 
 
 class OneLine(logging.Formatter):
-    """A record as one line of JSON: time, level, role, index, incarnation, logger, message, and the error's trace if any."""
+    """Formats a record as a JSON line: time, level, role, index, incarnation, logger, message, and any traceback."""
 
     def __init__(self, who: ProcessId) -> None:
         super().__init__()
@@ -45,26 +45,26 @@ class OneLine(logging.Formatter):
 
 class _LogFile(logging.handlers.RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Leaves the record out: a full disk is told by what needs it."""
+        """Drops the record. The code that needs the disk reports a full disk."""
 
 
 def is_line(text: str) -> bool:
-    """Whether a line on standard error is one of a log, and not what a process said to its user."""
+    """Returns whether a line on standard error belongs to a log, and is not a message to the user."""
     return text.startswith(_BEGINS)
 
 
 @contextmanager
 def logging_as(who: ProcessId, place: StatusTarget, *, on_stderr: bool) -> Iterator[None]:
-    """Keeps the log of this process: records of girih from "info" on, in the run directory where there is one.
+    """Keeps the log of this process: records of girih from level "info", in the run directory if there is one.
 
     Args:
-        on_stderr: whether standard error is the log's too, and not the user's terminal.
+        on_stderr: whether the log also goes to standard error. False if this is the user's terminal.
     """
     logger, handlers = logging.getLogger("girih"), list[logging.Handler]()
     if on_stderr:
         handlers.append(logging.StreamHandler(sys.stderr))
     if place.run is not None and place.run.is_dir():
-        with suppress(OSError):  # a full disk, or no right to write: the run goes on without
+        with suppress(OSError):  # without disk space or write permission, the run continues without this file
             (place.run / LOGS).mkdir(exist_ok=True)
             file = place.run / LOGS / f"{who.file_name}.log"
             handlers.append(_LogFile(file, maxBytes=FILE_BYTES, backupCount=1, encoding="utf-8"))

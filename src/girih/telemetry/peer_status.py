@@ -1,4 +1,4 @@
-"""The other processes of a run, for the log of the trainer that writes: as their files show them, up to a second late."""
+"""The other processes of a run, for the log of the trainer that writes. Their status files are up to a second old."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from girih.telemetry.stats import STALENESS
 from girih.telemetry.status_file import EVERY_S, ProcessId, ProcessStatus, num_cores, read_all
 
 SILENT_S = 5.0
-"""A process that has written nothing for so long does not work."""
+"""A process that has written nothing for this many seconds counts as not working."""
 
 
 class PeerStatus:
     """The status of all other processes of a run.
 
     Args:
-        this_process: this one.
+        this_process: this process, which is left out.
         unsynchronized: returns whether trainers step independently.
     """
 
@@ -48,7 +48,8 @@ class PeerStatus:
     def samples_per_s(self, local_rate: float | None) -> float | None:
         """Returns the rate of all trainers.
 
-        If trainers step together, it is ``local_rate``. Else unknown rates count as this trainer's.
+        If trainers step together, this is ``local_rate``. Otherwise, a trainer with an unknown rate counts with
+        ``local_rate``.
         """
         if local_rate is None or not self._unsynchronized():
             return local_rate
@@ -72,13 +73,13 @@ class PeerStatus:
 
 
 BOTTLENECK: Final = 0.6
-"""The busiest process is what a run waits for where it works this share of the time; where none does, they wait for each other in turn."""
+"""The smallest busy share of a bottleneck. If no process reaches it, processes wait for each other in turn."""
 SPARE_CORES: Final = 0.5
-"""A host with less than this is full: one more process would take its time from others."""
+"""A host with fewer spare cores than this is full: one more process would slow down the others."""
 
 
 def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[str, float]:
-    """Returns role → the busy share of its busiest process; empty if a process has not reported.
+    """Maps each role to the busy share of its busiest process. Empty if a process has not reported.
 
     Args:
         counts: role → number of processes.
@@ -89,7 +90,7 @@ def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[s
             return {}
         shares.setdefault(each.role, []).append(each.busy)
     if {role: len(busy_shares) for role, busy_shares in shares.items()} != dict(counts):
-        return {}  # one has not shown itself yet, or has not gone
+        return {}  # a process has not reported yet, or is still ending
     return {role: max(busy_shares) for role, busy_shares in shares.items()}
 
 

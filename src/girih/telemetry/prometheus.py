@@ -1,4 +1,4 @@
-"""The metrics of a process: their names, and their values in a reading. Nothing of Prometheus is imported here."""
+"""The metrics of a process: their names, and their values in a reading. Imports nothing of Prometheus at load time."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ BATCHES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; every sample has the labels ``role``, ``index``, ``incarnation`` and ``run`` besides.
+    """One metric. Every sample also has the labels ``role``, ``index``, ``incarnation`` and ``run``.
 
     Attributes:
-        name: as Prometheus has it, of a histogram without ``_bucket``, ``_sum`` and ``_count``.
+        name: the name in Prometheus; for a histogram, without ``_bucket``, ``_sum`` and ``_count``.
         source: ``GROUP.KEY`` of its value in :func:`values_of`.
-        label: the one that tells its samples apart, if there are several: the value is a mapping from the label's value then.
+        label: the label that distinguishes the samples, if there are several. The value is then a mapping from label
+            values.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts by bucket, the last one without a bound, and the sum of all values."""
+    """Counts by bucket, and the sum of all values. The last bucket has no upper bound."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -92,10 +93,11 @@ METRICS = (
 
 
 def values_of(process: Mapping[str, float], stats: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Group → key → the value of a metric: a number, a :class:`Histogram`, or one of these by label.
+    """Maps group and key to the value of a metric: a number, a :class:`Histogram`, or a mapping of these by label.
 
     Args:
-        process: numbers of the system. stats: of :meth:`girih.telemetry.stats.Stats.reading`.
+        process: numbers of the system.
+        stats: the result of :meth:`girih.telemetry.stats.Stats.reading`.
     """
     live, counters, store = stats["live"], stats["counters"], stats["live"].get("store", {})
     phases = {name: _of_durations(**durations) for name, durations in stats["phases"].items()}
@@ -127,11 +129,11 @@ def _of_integers(counts: Mapping[str, int]) -> Histogram:
 
 
 MOST_PORTS = 1000
-"""Ports that are tried, from the first on."""
+"""The number of ports to try, starting at the first."""
 
 
 class Endpoint:
-    """A server of this process's metrics, until it is closed.
+    """A server of this process's metrics. It serves until it is closed.
 
     Attributes:
         address: ``HOST:PORT``.
@@ -159,11 +161,11 @@ class Endpoint:
                     message = f"metrics: {host}:{port}: {error.strerror}; set metrics.bind to an address of this host"
                     raise ConfigError(message) from None
         else:
-            raise ConfigError(f"metrics: port = {first}: no port is free from there on; set another, or 0")
+            raise ConfigError(f"metrics: port = {first}: no port from there on is free; set another, or 0")
         self.address = f"{host}:{self._server.server_port}"
 
     def collect(self) -> Iterator[Family]:
-        """All metrics as they are now, for Prometheus's registry."""
+        """Yields all current metrics, for Prometheus's registry."""
         process = {"cpu_s": cpu_s(), "rss_bytes": resident_bytes(), "begun_s": BEGUN_S}
         values = values_of(process, self._stats.reading())
         for metric in METRICS:
@@ -173,7 +175,7 @@ class Endpoint:
                 yield self._family(metric, {None: value} if metric.label is None else value)
 
     def close(self) -> None:
-        """Serves no more."""
+        """Stops serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -197,10 +199,10 @@ class Endpoint:
 
 
 def require_client(options: MetricsOptions) -> None:
-    """Refuses to serve metrics without the package that does it.
+    """Refuses to serve metrics if the package prometheus-client is missing.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the package is not installed.
     """
     if options.port is None:
         return

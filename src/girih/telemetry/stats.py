@@ -1,4 +1,4 @@
-"""Statistics of one process: counters, gauges, histograms and spans, read by one verb."""
+"""Statistics of one process: counters, gauges, histograms and spans. One verb reads them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from girih.telemetry.busy import Busy
 T = TypeVar("T")
 LiveNumber = float | Mapping[str, float]
 StatsSource = Callable[[], Mapping[str, LiveNumber]]
-"""Numbers by name, or by the name of a kind and their own, read from another thread than that which moves them: plain integers and floats."""
+"""Returns numbers by name, or by kind and name. They are plain numbers, because other threads read them."""
 WIRE = "wire."
 """Prefix of counters of bytes sent, by kind."""
 UPDATES_SINCE_READ = "updates since read"
-"""Histogram of an embedding server, over batches: updates of all trainers between the read of rows and their own."""
+"""Histogram of an embedding server: for each batch, the updates between the read of its rows and its own update."""
 DENSE_STALENESS = "dense staleness"
-"""Histogram of a process that holds dense parameters, over the writes of nets: writes of others since the net began to read."""
+"""Histogram of a process with dense parameters: for each write, other nets' writes since its net began to read."""
 ASKED_KEYS, SERVED_ROWS = "asked_keys", "served_rows"
-"""Counters of a trainer that holds rows, in training steps: keys that all trainers asked it for, and those without
-repeats within a step."""
+"""Counters of a trainer that holds rows, in training steps.
+
+They count the keys that all trainers asked for, and the same keys without repeats within a step.
+"""
 PACED_KEYS = "paced_keys"
-"""Counter, the same on all trainers: over steps, the most keys that any trainer was asked for, times the number of trainers."""
+"""Counter, the same on all trainers: per step, the most keys requested from a trainer, times the number of trainers."""
 COMPILE = "compile"
-"""The phase in which torch compiles the dense half: of steps, but counted in no rate."""
+"""The phase in which torch compiles the dense half. It is part of steps, but no rate counts it."""
 EXCHANGE_NS = "exchange_ns"
-"""Counter of a trainer: nanoseconds of its training steps in exchanges with the others."""
+"""Counter of a trainer: nanoseconds that its training steps spend in exchanges with the other trainers."""
 STALENESS = "staleness"
-"""Histogram of a trainer, over its batches."""
+"""Histogram of batch staleness, of a trainer."""
 BOUNDS_S = (
     1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
 )  # fmt: skip
-"""Upper bounds of the buckets of durations, in seconds; one more bucket has the rest."""
+"""Upper bounds of the buckets of durations, in seconds. One more bucket counts longer durations."""
 
 
 class StatsSnapshot(TypedDict):
@@ -49,15 +51,15 @@ class StatsSnapshot(TypedDict):
 
 
 class Stats:
-    """Statistics of one process; spans and bytes from any thread, the others from one thread each, or under a lock.
+    """Statistics of one process. Any thread may add spans and bytes. Each other number needs one thread, or a lock.
 
     Attributes:
-        counters: name → how often, or how many bytes; ``wire.<kind>`` for bytes sent.
+        counters: name → a count, or a number of bytes; ``wire.<kind>`` for bytes sent.
         gauges: name → the latest value.
-        histograms: name → value → how often.
-        spans: phases, timed.
-        requests: verb → how long requests took, from when they came to when they were answered.
-        busy: how long the process worked.
+        histograms: name → value → count.
+        spans: timed phases.
+        requests: verb → the time from the arrival of requests to the replies.
+        busy: the time in which the process worked.
     """
 
     def __init__(self) -> None:
@@ -72,25 +74,26 @@ class Stats:
         self._reading = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
-        """A process has its own: what a role takes along to its process is empty."""
+        """Pickles as an empty object, because each process has separate statistics."""
         return Stats, ()
 
     def watch(self, source: StatsSource) -> None:
-        """Has :meth:`reading` ask for more numbers, from another thread, until :meth:`unwatch`."""
+        """Adds a source of numbers to :meth:`reading` until :meth:`unwatch`. Another thread calls it."""
         with self._reading:
             self._sources.append(source)
 
     def unwatch(self) -> None:
-        """Returns once no source is asked any more: what they read may be given back."""
+        """Removes the sources. Returns when no source is being read, so that their data may be released."""
         with self._reading:
             self._sources.clear()
 
     def reading(self) -> dict[str, object]:
-        """The numbers as they are now, as plain values for JSON; from any thread, while others count.
+        """The current numbers, as plain values for JSON. Any thread may call it while other threads count.
 
         Returns:
-            ``counters``, ``histograms``, ``phases`` and ``requests`` (see :meth:`Spans.read`), ``busy_s``, and ``live``: what
-            sources say, where several have one name its sum.
+            ``counters``, ``histograms``, ``phases`` and ``requests`` (see :meth:`Spans.read`), ``busy_s``, and
+            ``live``: the numbers of
+            the sources. If several sources have the same name, their sum.
         """
         live: dict[str, LiveNumber] = {}
         with self._reading:
@@ -107,16 +110,16 @@ class Stats:
         }
 
     def sent(self, kind: str, num_bytes: int) -> None:
-        """Counts bytes that this process sent to others; from any thread."""
+        """Counts bytes that this process sent to others. Thread-safe."""
         with self._adding:
             self.counters[WIRE + kind] += num_bytes
 
     def wire_bytes(self) -> dict[str, int]:
-        """Bytes sent by this process, by kind."""
+        """Bytes that this process sent, by kind."""
         return wire_bytes(self.counters)
 
     def snapshot(self, *, spans: bool = True) -> StatsSnapshot:
-        """Everything, as plain values for JSON; ``spans`` may be many."""
+        """Everything, as plain values for JSON. ``spans`` includes the timeline, which may be large."""
         return {
             "counters": dict(self.counters),
             "gauges": dict(self.gauges),
@@ -125,7 +128,7 @@ class Stats:
         }
 
     def _plain_histograms(self) -> dict[str, dict[str, int]]:
-        # copies of a dict are one operation, that no thread interrupts
+        # copying a dict is one operation that no other thread interrupts
         histograms = {name: dict(self.histograms[name]) for name in list(self.histograms)}
         return {name: {str(v): n for v, n in each.items()} for name, each in histograms.items()}
 
@@ -142,12 +145,12 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 class Spans:
-    """Durations by name, counted in fixed buckets; from any thread.
+    """Durations by name, counted in fixed buckets. Thread-safe.
 
-    The first ``max_events`` whose start is known are kept as a timeline.
+    The first ``max_events`` spans with a known start form a timeline.
 
     Attributes:
-        totals_s: name → seconds in all.
+        totals_s: name → total seconds.
     """
 
     def __init__(self, max_events: int = 4000) -> None:
@@ -167,7 +170,7 @@ class Spans:
             self.add(name, time.perf_counter() - start, start)
 
     def add(self, name: str, seconds: float, start: float | None = None) -> None:
-        """Counts one, which began at ``start`` (of ``time.perf_counter``)."""
+        """Counts a duration that began at ``start`` (of ``time.perf_counter``)."""
         bucket = bisect_left(BOUNDS_S, seconds)
         with self._adding:
             if name not in self._counts:
@@ -178,12 +181,12 @@ class Spans:
             self._events.append((name, start, seconds))
 
     def read(self) -> dict[str, dict[str, object]]:
-        """Name → ``counts`` in the buckets of ``BOUNDS_S`` and of the rest, and ``sum_s``."""
+        """Name → ``counts`` of the buckets of ``BOUNDS_S`` and the last bucket, and ``sum_s``."""
         with self._adding:
             return {n: {"counts": list(c), "sum_s": self.totals_s[n]} for n, c in self._counts.items()}
 
     def events(self) -> list[tuple[str, float, float]]:
-        """(name, start in seconds of ``time.perf_counter``, which processes of a machine share, seconds)."""
+        """(name, start, seconds). The start is from ``time.perf_counter``, which the processes of a machine share."""
         return list(self._events)
 
     def timed(self, name: str, items: Iterator[T]) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""Status files, by which the processes of a run show themselves: each writes its own once a second, ``girih status`` reads all."""
+"""Status files of the processes of a run: each process writes its file every second. ``girih status`` reads all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from girih.processes.segments import start_of, stat_fields
 from girih.telemetry.stats import Stats
 
 LIVE, LOGS, TARGETS = "live", "logs", "targets"
-"""Directories of a run: files of its processes, their logs, and where they serve metrics."""
+"""Directories of a run: status files of its processes, their logs, and the addresses at which they serve metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ProcessId:
     """One process of a run.
 
     Attributes:
-        incarnation: how often this role and index has been restarted.
+        incarnation: the number of restarts of this role and index.
     """
 
     role: str
@@ -45,13 +45,13 @@ class ProcessId:
 
     @property
     def file_name(self) -> str:
-        """The name of its files, without an ending."""
+        """The name of the process's files, without an ending."""
         return f"{self.role}-{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class StatusTarget:
-    """The run that processes show themselves in, as a launcher tells them.
+    """The run in which a process reports its status. The launcher sends it to the process.
 
     Attributes:
         run: the run directory, absolute; None writes no file.
@@ -73,13 +73,13 @@ class StatusTarget:
         return None if self.run is None else self.run / TARGETS
 
     def to_text(self) -> str:
-        """JSON."""
+        """Serializes to JSON."""
         run = None if self.run is None else str(self.run)
         return json.dumps({"run": run, "metrics": asdict(self.metrics)})
 
     @classmethod
     def from_hello(cls, hello: Mapping[str, object]) -> StatusTarget:
-        """The place that a launcher says first, if it says one."""
+        """Reads the target from a launcher's first message. Without one, the target is empty."""
         place = json.loads(str(hello.get("place") or "{}"))
         run, metrics = place.get("run"), place.get("metrics", {})
         return cls(None if run is None else Path(run), MetricsOptions(**metrics))
@@ -87,11 +87,11 @@ class StatusTarget:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A process as its file shows it.
+    """A process as its status file describes it.
 
     Attributes:
-        now, then: readings, see :meth:`girih.telemetry.status_file.StatusWriter.read`; ``then`` is the older one, or the same.
-        endpoint: where it serves metrics; "" where it does not.
+        now, then: readings, see :meth:`girih.telemetry.status_file.StatusWriter.read`; ``then`` is older, or the same.
+        endpoint: the address at which it serves metrics; "" if it serves none.
     """
 
     role: str
@@ -107,31 +107,31 @@ class ProcessStatus:
 
     @property
     def title(self) -> str:
-        """As ``embedding-server 1``."""
+        """The role and index, for example ``embedding-server 1``."""
         return f"{self.role} {self.index}"
 
     def live(self, name: str, default: Any = None) -> Any:
-        """A number that the process says, as it is now."""
+        """The current value of a number that the process reports."""
         return self.now["stats"]["live"].get(name, default)
 
     def counter(self, name: str) -> int:
-        """A counter."""
+        """The current value of a counter."""
         return int(self.now["stats"]["counters"].get(name, 0))
 
     def per_second(self, name: str) -> float | None:
-        """Rate of a number that the process says; None where it is unknown."""
+        """The rate of a number that the process reports. None if unknown."""
         return self._rate(*(reading["stats"]["live"].get(name) for reading in (self.now, self.then)))
 
     @property
     def cpu_cores(self) -> float | None:
-        """Cores in use."""
+        """The number of cores in use."""
         return self._rate(self.now["cpu_s"], self.then["cpu_s"])
 
     @property
     def busy(self) -> float | None:
-        """Share of the time in which the process worked, and did not wait for others; see :mod:`girih.telemetry.busy`."""
+        """The busy share: the part of the time in which the process worked, see :mod:`girih.telemetry.busy`."""
         rate = self._rate(self.now["stats"].get("busy_s"), self.then["stats"].get("busy_s"))
-        return None if rate is None else min(1.0, rate)  # the clock of days may have been set
+        return None if rate is None else min(1.0, rate)  # the system clock may have been changed
 
     def _rate(self, now: float | None, then: float | None) -> float | None:
         seconds = self.now["at_s"] - self.then["at_s"]
@@ -142,10 +142,10 @@ class ProcessStatus:
 
 
 def read_all(run: Path) -> list[ProcessStatus]:
-    """All processes that show themselves in a run directory, in the order of their names; a file that is damaged is left out."""
+    """Reads all status files of a run directory, in the order of their names. Skips damaged files."""
     statuses = []
     for file in sorted((run / LIVE).glob("*.json")):
-        # it went meanwhile, or is of another version
+        # the file disappeared, or comes from another version
         with contextlib.suppress(UserError), open_file(file) as opened, refusing(file, ""):
             shown: ProcessStatus = build(ProcessStatus, parse(opened.read()), "")
             for reading in (shown.now, shown.then):
@@ -163,7 +163,7 @@ BEGUN_S = time.time()
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, in bytes; its peak where the system reports only that."""
+    """Resident memory of this process, in bytes. The peak, if the system only reports the peak."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -172,17 +172,17 @@ def resident_bytes() -> int:
 
 
 def cpu_s() -> float:
-    """Seconds of all cores that this process has used."""
+    """CPU time of this process, in seconds, over all cores."""
     return time.process_time()
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def state_of(pid: int, start: str) -> str:
-    """ "running", "stopped" by a signal, or "gone"; of a process of this host that began then."""
+    """Returns "running", "stopped" by a signal, or "gone", for a process of this host that began at ``start``."""
     fields = stat_fields(pid)
     if not fields or (start and fields[19] != start) or fields[0] in "ZX":
         return "gone"
@@ -191,11 +191,11 @@ def state_of(pid: int, start: str) -> str:
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 1.0
-_KEPT = 6  # readings, from the latest to the one that rates are counted from
+_KEPT = 6  # rates compare the newest reading with the oldest of these
 
 
 class StatusWriter:
-    """A context manager; shows this process until it is left. What cannot be written is left out: no run ends for it.
+    """A context manager that writes this process's status file until it exits. Write errors do not end the run.
 
     Raises:
         ConfigError: metrics cannot be served.
@@ -230,7 +230,7 @@ class StatusWriter:
         self.close()
 
     def read(self) -> dict[str, object]:
-        """The numbers of this process now: ``at_s``, ``cpu_s``, ``rss_bytes`` and ``stats``."""
+        """The current numbers of this process: ``at_s``, ``cpu_s``, ``rss_bytes`` and ``stats``."""
         return {
             "at_s": time.time(),
             "cpu_s": cpu_s(),
@@ -239,7 +239,7 @@ class StatusWriter:
         }
 
     def close(self) -> None:
-        """Takes the files away: a process that ended in good order is not missing."""
+        """Removes the files, so that a process that ended normally does not count as missing."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -253,7 +253,7 @@ class StatusWriter:
                     file.unlink(missing_ok=True)
                 if file.parent.parent == self._place.run:
                     with contextlib.suppress(OSError):
-                        file.parent.rmdir()  # the last one does
+                        file.parent.rmdir()  # succeeds for the last process
 
     def _show(self) -> None:
         facts = {
@@ -267,12 +267,13 @@ class StatusWriter:
         while True:
             try:
                 self._readings.append(self.read())
-            except Exception:  # a source of somebody's; the process goes on, and seems silent
-                _LOG.exception("its numbers cannot be read")
+            except Exception:  # a source of another module failed; the process continues, and appears silent
+                _LOG.exception("cannot read the statistics of this process")
                 return
             if self._file is not None:
                 shown = {**facts, "now": self._readings[-1], "then": self._readings[0]}
-                # on a full disk, and where another process has just taken the directory away, it waits for the next
+                # the disk may be full, or another process may just have removed the directory: try again in the next
+                # round
                 with contextlib.suppress(OSError):
                     self._file.parent.mkdir(exist_ok=True)
                     write_whole(self._file, json.dumps(shown))
@@ -280,7 +281,7 @@ class StatusWriter:
                 return
 
     def _write_target(self) -> Path | None:
-        """Says where metrics are served, for Prometheus's ``file_sd_configs``."""
+        """Writes the address at which metrics are served, for Prometheus's ``file_sd_configs``."""
         directory, run = self._place.targets, self._place.run
         if directory is None:
             return None
@@ -290,19 +291,19 @@ class StatusWriter:
         text = json.dumps([{"targets": [self._endpoint.address], "labels": labels}]) + "\n"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # another process has just taken the directory away
+            with contextlib.suppress(FileNotFoundError):  # another process may have removed the directory
                 write_whole(file, text)
                 return file
             directory.mkdir(exist_ok=True)
             write_whole(file, text)
         except OSError as error:
             raise ConfigError(
-                f"metrics: targets: {directory} cannot be written ({error.strerror}); name another"
+                f"metrics: targets: {directory} cannot be written ({error.strerror}); set another directory"
             ) from None
         return file
 
 
 def forget(run: Path) -> None:
-    """Takes away what processes that were all killed left in a run directory."""
+    """Removes the files of killed processes from a run directory."""
     for name in (LIVE, TARGETS):
         shutil.rmtree(run / name, ignore_errors=True)

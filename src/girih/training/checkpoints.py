@@ -1,4 +1,4 @@
-"""The checkpoints that a trainer makes while it fits: written beside training, the best one remembered."""
+"""The checkpoints that a trainer makes during ``fit``. They are written while training goes on; the best one is remembered."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from girih.processes.segments import temporary_directory
 from girih.training.notes import say
 from girih.training.session import RunContext, StepHook, is_multiple
 
-MOST_WAITING = 4  # each holds what it computes from
+MOST_WAITING = 4  # each task holds its inputs in memory
 
 
 class BackgroundTasks:
-    """One thread, called ``name``, that computes, and a queue of what is to be told of it."""
+    """One thread with a ``name`` that computes, and a queue of results for the caller's thread."""
 
     def __init__(self, name: str) -> None:
         self._worker = ThreadPoolExecutor(1, name)
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def submit(self, compute: Callable[[], object], tell: Callable[[object], None]) -> None:
-        """Computes in the thread; ``tell`` gets the result in :meth:`settle`, by the caller's thread."""
+        """Computes in the thread. Later, :meth:`settle` passes the result to ``tell`` in the caller's thread."""
         while len(self._waiting) >= MOST_WAITING:
             self._tell_next()
         self._waiting.append((self._worker.submit(compute), tell))
 
     def settle(self, *, wait: bool = False) -> None:
-        """Tells what is ready, or with ``wait`` everything; what a computation raised is raised here."""
+        """Passes on the results that are ready, or with ``wait`` all. Raises the error of a computation that failed."""
         while self._waiting and (wait or self._waiting[0][0].done()):
             self._tell_next()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being computed."""
+        """Returns whether no computation is running."""
         return all(future.done() for future, _ in self._waiting)
 
     @property
     def is_settled(self) -> bool:
-        """Whether all results were told."""
+        """Returns whether all results were passed on."""
         return not self._waiting
 
     def forget(self) -> None:
-        """Drops what waits to be told."""
+        """Drops the results that were not passed on yet."""
         self._waiting.clear()
 
     def close(self) -> None:
-        """Settles everything and ends the thread."""
+        """Passes on all results and ends the thread."""
         try:
             self.settle(wait=True)
         finally:
@@ -67,15 +67,15 @@ class BackgroundTasks:
 
 
 class RunCheckpoints(StepHook):
-    """One at a time, each begun between two steps.
+    """Writes one checkpoint at a time. Each begins between two steps.
 
     Args:
-        context: each trainer writes its rows, rank 0 what makes them a checkpoint. Without a run's directory, and without ``dir``,
-            they are in a temporary one until :meth:`close`.
-        content: of now.
+        context: each trainer writes its rows, and rank 0 writes the rest. Without a run directory and without ``dir``,
+            checkpoints are in a temporary directory until :meth:`close`.
+        content: returns the current content of a checkpoint.
 
     Attributes:
-        saves: whether they stay after the run.
+        saves: whether checkpoints stay after the run.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class RunCheckpoints(StepHook):
         self.saves = bool(self._ranks.broadcast(self._run is not None or options.dir is not None))
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._writing = BackgroundTasks("girih-checkpoint")
-        self._latest: Storage | None = None  # of exactly what the trainer holds now
-        self._best: tuple[int, Storage] | None = None  # the best one that is there, and its step
+        self._latest: Storage | None = None  # the checkpoint of the current state, if there is one
+        self._best: tuple[int, Storage] | None = None  # the best existing checkpoint, and its step
         self._num_given_up = 0
 
     @property
     def root(self) -> Storage:
-        """The storage in which they lie."""
+        """The storage of the checkpoints."""
         if self._run is not None or self._options.dir is not None:
             return checkpoint.root_of(self._run or Path(), self._options.dir)
         if self._temporary is None:
@@ -104,27 +104,27 @@ class RunCheckpoints(StepHook):
 
     @property
     def is_idle(self) -> bool:
-        """Whether none is being written."""
+        """Returns whether no checkpoint is being written."""
         return self._writing.is_idle
 
     def due(self, state: RunState) -> bool:
-        """After each ``every_steps``-th step, once."""
+        """True after each ``every_steps``-th step, once."""
         is_due = self.saves and is_multiple(state.step, self._options.every_steps)
         return is_due and state.saved_step != state.step
 
     def run(self, state: RunState) -> None:
-        """Begins a checkpoint that the run notes in its state."""
+        """Begins a checkpoint and records it in the run's state."""
         state.saved_step = state.step
         self.begin(state)
 
     def begin(self, state: RunState) -> None:
-        """Begins a checkpoint, which is written while training goes on, once an earlier one is done.
+        """Begins a checkpoint, once an earlier one is written. Training goes on while it is written.
 
         Args:
-            state: of the run, as :meth:`fall_back` takes it.
+            state: the state of the run, see :meth:`fall_back`.
 
         Raises:
-            StorageFullError: the disk is full; nothing is left behind. So does :meth:`settle`.
+            StorageFullError: the disk is full; no partial checkpoint stays. :meth:`settle` raises it too.
         """
         with self._stats.spans("wait for checkpoint"):
             self.settle(wait=True)
@@ -139,11 +139,11 @@ class RunCheckpoints(StepHook):
                 done(save_manifest(root, now, self._ranks))
 
     def settle(self, *, wait: bool = False) -> None:
-        """Notes those that are written, or with ``wait`` all; raises what went wrong."""
+        """Records the written checkpoints, or with ``wait`` all. Raises the error of a failed one."""
         self._writing.settle(wait=wait)
 
     def save_last(self, state: RunState) -> None:
-        """Writes the last one; again if it was given up. Called by all trainers."""
+        """Writes the last checkpoint; again if it was given up. All trainers call it together."""
         given_up = True
         while given_up:
             before = self._num_given_up
@@ -152,12 +152,12 @@ class RunCheckpoints(StepHook):
             given_up = self._ranks.broadcast(self._num_given_up > before)
 
     def fall_back(self, state: RunState) -> bool:
-        """Has the best weights be those of an earlier step where the best step's are in no checkpoint; called by all trainers.
+        """Sets the best step to that of the best existing checkpoint, if the best weights were not saved. All trainers call it.
 
-        So it is where their save was given up. From there on whatever is better than the earlier ones is the best again, and saved.
+        This happens if the save of the best weights was given up. Later weights only have to beat the earlier checkpoint.
 
         Returns:
-            Whether nothing moved since, so that they can be saved still.
+            Whether no row or parameter changed since, so that the best weights can still be saved.
         """
         if state.best_step is None:
             return False
@@ -174,16 +174,16 @@ class RunCheckpoints(StepHook):
             if self._ranks.first:
                 instead = "the next ones" if best_step is None else f"those of step {best_step}"
                 say(
-                    f"the best weights so far, of step {state.best_step}, are in no checkpoint; the best now are {instead}"
+                    f"the best weights so far, of step {state.best_step}, are in no checkpoint; the best are now {instead}"
                 )
             state.best_step, state.best_value = best_step, best_value
         return is_now
 
     def newest(self) -> Storage:
-        """The one of exactly what the trainer holds now, on all trainers; called by them where one was made.
+        """The checkpoint of the current state. All trainers call it together, after a checkpoint was made.
 
         Raises:
-            CheckpointError: none was.
+            CheckpointError: no checkpoint was made.
         """
         url = self._ranks.broadcast(None if self._latest is None else self._latest.absolute().url)
         if url is None:
@@ -193,29 +193,29 @@ class RunCheckpoints(StepHook):
         return Storage(url)
 
     def mark_final(self, best_step: int | None) -> None:
-        """Marks the last one, or under early stopping the best one, as that with the run's final weights."""
+        """Marks the last checkpoint, or the best one under early stopping, as the one with the run's final weights."""
         place = self._latest if best_step is None else self.best(best_step)
         if self._ranks.first and place is not None:
             Manifest.read(place).marked(place, final=True)
 
     def unmark(self) -> None:
-        """Takes the mark away: the run goes on."""
+        """Removes the mark, because the run goes on."""
         for _, place in checkpoint.complete(self.root) if self._ranks.first else ():
             Manifest.read(place).marked(place, final=False)
 
     def forget_latest(self) -> None:
-        """Rows or parameters move: the latest is no longer what the trainer holds."""
+        """Forgets the latest checkpoint, because rows or parameters change."""
         self._latest = None
 
     def set_best(self, step: int, place: Storage) -> None:
-        """Sets the best checkpoint, that of an earlier run that goes on."""
+        """Sets the best checkpoint, which an earlier part of the run made."""
         self._best = step, place
 
     def best(self, step: int | None) -> Storage:
-        """The one that was best, which is of this step.
+        """Returns the best checkpoint, which is of this step.
 
         Raises:
-            CheckpointError: it is gone.
+            CheckpointError: it no longer exists.
         """
         url = None
         if self._ranks.first:
@@ -223,7 +223,7 @@ class RunCheckpoints(StepHook):
         return Storage(self._ranks.broadcast(url))
 
     def close(self) -> None:
-        """Waits for what is being written, and ends."""
+        """Waits for the checkpoint that is being written, and ends the thread."""
         try:
             self._writing.close()
         finally:
@@ -233,7 +233,7 @@ class RunCheckpoints(StepHook):
     def _note(self, root: Storage, step: int, best_step: int | None, place: Storage | None) -> None:
         if place is None:
             self._num_given_up += 1
-            say("a checkpoint was given up: an embedding server came back meanwhile")
+            say("a checkpoint was given up: an embedding server restarted while it was written")
             return
         if not self._ranks.first:
             return
@@ -244,7 +244,7 @@ class RunCheckpoints(StepHook):
 
 
 def _written(save: Save) -> Storage | None:
-    """The checkpoint, written; None where the rows as they were when it began are gone with a process."""
+    """Waits for a checkpoint. Returns None if a process died and its rows at the checkpoint's beginning are lost."""
     try:
         return save.write()
     except Lost:

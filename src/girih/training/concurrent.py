@@ -1,4 +1,4 @@
-"""The schedule of concurrent nets: each takes a batch, and another one once that is applied (HT §2.2)."""
+"""The schedule of concurrent nets: each net trains on a batch, and takes the next one after the update (HT §2.2)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from girih.training.schedules import Batches, JoinedHalves, MayBegin, Step, Toke
 
 @dataclass(frozen=True, slots=True)
 class Concurrent:
-    """Several nets train on one set of dense parameters, each on batches of its own.
+    """Several nets train on one set of dense parameters, each on its own batches.
 
-    Batches are taken in turn, and told in turn. A net waits for its rows, computes, sends their gradients, moves the dense
-    parameters, and is free for another batch once its rows' update is applied: so at most ``nets`` − 1 batches are read but
-    not yet applied when a batch is read, and with one net each batch sees all updates before it. Dense parameters are read
-    and moved without a lock: how many writes of others come in between is measured, and not bounded.
+    Batches are taken and reported in order. A net waits for its rows, computes, sends their gradients, and moves the dense
+    parameters. It takes another batch once its rows' update is applied. So at most ``nets`` − 1 batches are read but not
+    yet applied when a batch is read. With one net, each batch sees all earlier updates. Dense parameters are read and
+    written without a lock. The number of other nets' writes in between is measured, but not bounded.
 
-    The sparse half is called by one thread at a time.
+    One thread at a time calls the sparse half.
 
     Attributes:
-        nets: batches that are trained on at once, each by a thread.
+        nets: number of batches that are trained on at once, each in a thread.
     """
 
     nets: int
@@ -42,7 +42,7 @@ class Concurrent:
         halves: JoinedHalves,
         may_begin: MayBegin = always,
     ) -> Generator[Step[Token], None, None]:
-        """Yields a batch's step once it and all before it are applied; closed early, it waits for the batches under way."""
+        """Yields the step of a batch once this batch and all earlier ones are applied. If closed early, waits for running batches."""
         halves, spans = replace(halves, turn=threading.Lock()), halves.spans
         under_way, finished = deque[Future[Step[Token]]](), SimpleQueue[Future[Step[Token]]]()
         reading: Iterator[tuple[Batch, Token]] | None = iter(batches)
@@ -50,14 +50,14 @@ class Concurrent:
         num_at_work, working = 0, Busy()
 
         def train(item: tuple[Batch, Token], pulled: Pulled) -> Step[Token]:
-            """Trains on a batch whose rows are on their way; returns once its update is applied."""
+            """Trains on a batch whose rows are being fetched; returns once its update is applied."""
             with working.working(1 / self.nets):
                 try:
                     with spans("wait for rows"):
                         embeddings = pulled.wait()
                     computed = halves.dense.compute(item[0], embeddings)
                 except BaseException:
-                    with halves.turn, suppress(WireError):  # what broke off the connection is raised
+                    with halves.turn, suppress(WireError):  # the error that broke the connection is raised
                         pulled.discard()
                     raise
                 step, pending = halves.move(*item, pulled, computed)
@@ -71,7 +71,7 @@ class Concurrent:
                     step = under_way.popleft().result()
                     yield replace(
                         step, under_way=len(under_way)
-                    )  # before others begin: a rate may move with it
+                    )  # before other batches begin, because a learning rate may depend on it
                     continue
                 while reading is not None and num_at_work < self.nets and may_begin(len(under_way) + 1):
                     try:
@@ -80,7 +80,7 @@ class Concurrent:
                             reading = None
                             break
                         begun = pool.submit(train, item, halves.pull(item[0]))
-                    except Exception as error:  # raised behind the steps before it
+                    except Exception as error:  # raised after the steps before it
                         reading, failed = None, error
                         break
                     begun.add_done_callback(finished.put)
@@ -90,7 +90,7 @@ class Concurrent:
                     with waiting(working):
                         done = finished.get()
                     if done.exception() is not None:
-                        reading = None  # it is raised in its turn
+                        reading = None  # raised when its turn comes
                     num_at_work -= 1
                 elif not under_way:
                     if failed is not None:
@@ -100,14 +100,14 @@ class Concurrent:
 
 @contextmanager
 def _thread_pool(nets: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads for the nets, which share the threads that torch computes with: if each net took all cores, they would wait for each other.
+    """Threads for the nets, which share torch's threads. If each net used all cores, nets would wait for each other.
 
-    torch counts them for each thread, and for those that begin later: what held before holds again at the end.
+    Torch keeps the number of threads per thread, and for new threads. The end restores the earlier number.
     """
     before = torch.get_num_threads()
 
     def share() -> None:
-        torch.get_num_threads()  # the first call of a thread takes the number for all
+        torch.get_num_threads()  # the first call in a thread adopts the number set for all threads
         torch.set_num_threads(max(1, before // nets))
 
     try:

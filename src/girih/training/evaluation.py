@@ -1,4 +1,4 @@
-"""Evaluation and prediction: both halves read only."""
+"""Evaluation and prediction. Both halves only read."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from girih.training.session import Session
 def logits_of(
     data: Dataset, session: Session, normalization: NormalizationStats, *, whole: bool = False
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """This trainer's share of each batch in order, with its logits float32[B, T].
+    """Yields this trainer's share of each batch in order, with its logits float32[B, T].
 
     Args:
-        whole: all examples on every trainer.
+        whole: yields all examples on every trainer.
     """
     for batch in session.feed.evaluate(data.in_order(), normalization, whole=whole):
         embeddings = session.sparse.peek(batch).wait()
@@ -39,7 +39,7 @@ def logits_of(
 def predictions(
     data: Dataset, session: Session, normalization: NormalizationStats, losses: Sequence[LabelLoss]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    """Each batch in order, with its probabilities float32[B, T], on all trainers."""
+    """Yields each batch in order, with its probabilities float32[B, T], on all trainers."""
     for batch, logits in logits_of(data, session, normalization, whole=True):
         yield batch, probabilities(logits.numpy(), losses)
 
@@ -47,35 +47,35 @@ def predictions(
 def outputs_of(
     data: Dataset, session: Session, normalization: NormalizationStats
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Each batch in order, all examples on every trainer, with what the model's ``forward`` returns.
+    """Yields each batch in order, with all examples on every trainer, and the return value of the model's ``forward``.
 
     Raises:
-        ConfigError: the dense half has nothing but logits.
+        ConfigError: the dense half returns only logits.
     """
     outputs = getattr(session.dense, "outputs", None)
     if outputs is None:
-        raise ConfigError("outputs: this strategy computes logits alone; use 'local' or 'synchronous'")
+        raise ConfigError("outputs: this strategy computes only logits; use 'local' or 'synchronous'")
     for batch in session.feed.evaluate(data.in_order(), normalization, whole=True):
         yield batch, outputs(batch, session.sparse.peek(batch).wait()).float().cpu()
 
 
 def feature_index(schema: Schema, name: str) -> int:
-    """The index of a categorical feature among a batch's.
+    """Returns the index of a categorical feature in a batch.
 
     Raises:
-        ConfigError: no such feature.
+        ConfigError: there is no such feature.
     """
     names = [f.name for f in schema.sparse if isinstance(f, Categorical)]
     if name not in names:
-        raise ConfigError(f"gauc_by = {name!r}: no categorical feature of that name{nearest(name, names)}")
+        raise ConfigError(f"gauc_by = {name!r}: no categorical feature has that name{nearest(name, names)}")
     return [f.name for f in schema.sparse].index(name)
 
 
 class Scoring:
-    """Judges a run's weights as they are. Methods are called by all trainers together.
+    """Evaluates a run's current weights. All trainers call its methods together.
 
     Args:
-        ready: opens the session where it is not, and gives it with the normalization.
+        ready: opens the session if needed, and returns it with the normalization.
     """
 
     def __init__(
@@ -89,27 +89,27 @@ class Scoring:
         self._ready, self._ranks, self._options = ready, ranks, options
         self._labels, self._notes = labels, notes
         self._read: SparseStats | None = None
-        """Statistics after the last evaluation; None if there is none, or if others have read without training since."""
+        """Statistics after the last evaluation; None if there is none, or if others have read since without training."""
         self.features: Mapping[str, int] = {}
         """Ids of each feature in the last evaluation; see :class:`girih.sparse.groups.group.FeatureCounts`."""
 
     def forget(self) -> None:
-        """Counters of the store begin anew."""
+        """Resets the statistics, because the store's counters restart."""
         self._read = None
 
     def opened(self) -> tuple[Session, NormalizationStats]:
-        """Returns what :func:`predictions` and :func:`outputs_of` read with, between two evaluations."""
+        """Returns the inputs of :func:`predictions` and :func:`outputs_of`, between two evaluations."""
         self.forget()
         return self._ready()
 
     def score(self, data: Dataset) -> Scores | None:
-        """Scores a dataset, each trainer its share; only what was read so far, once a stop is requested.
+        """Scores a dataset, each trainer its share. If a stop is requested, scores only the examples so far.
 
         Returns:
-            Those of all trainers on rank 0, None on the others.
+            The scores of all trainers on rank 0, None on the other ranks.
 
         Raises:
-            NonFiniteError: a prediction of some trainer is NaN or infinite; on all of them.
+            NonFiniteError: a prediction of some trainer is NaN or infinite; raised on all trainers.
         """
         session, normalization = self._ready()
         before, self._read = self._read, None
@@ -136,7 +136,7 @@ class Scoring:
                     scores.add(
                         logits.numpy(), batch.labels, batch.example_weights, groups, batch.label_weights
                     )
-                except NonFiniteError as error:  # the others wait for this trainer at every batch
+                except NonFiniteError as error:  # other trainers wait for this one at every batch
                     problem = problem or error
             if self._ranks.stop_together():
                 break
@@ -160,7 +160,7 @@ class Scoring:
         return scores.result(self._labels.names, self._options.rank_at, self._options.metrics)
 
     def evaluate(self, data: Dataset) -> Metrics:
-        """Exact metrics, on all trainers; raises KeyboardInterrupt where a stop was requested meanwhile."""
+        """Returns exact metrics, on all trainers; raises KeyboardInterrupt if a stop was requested meanwhile."""
         scores = self.score(data)
         if self._ranks.stopping:
             self._ranks.forget_stop()
@@ -170,31 +170,31 @@ class Scoring:
 
 
 class ProgressiveValidation:
-    """The scores of training steps, of all trainers.
+    """The scores of training steps, over all trainers.
 
     Args:
-        steps: of this trainer.
+        steps: the scores of this trainer.
     """
 
     def __init__(self, steps: ScoredSteps, ranks: TrainerGroup, labels: Labels) -> None:
         self._steps, self._ranks, self._labels = steps, ranks, labels
 
     def metrics(self) -> dict[str, dict[str, object]]:
-        """Label → metrics, over all trainers, which call it together."""
+        """Returns label → metrics, over all trainers, which call it together."""
         return self._metrics(self._added())
 
     def record(self) -> Mapping[str, object]:
-        """The first label's metrics: over all trainers in step, who call it together; where they are not, this one's own."""
+        """Returns the first label's metrics: over all trainers, which call it together; not in step, those of this trainer."""
         counts = self._counted() if self._ranks.unsynchronized else self._added()
         return self._metrics(counts)[self._labels.names[0]]
 
     def state(self) -> Tensor:
-        """float64[T, 2K + 3], the whole run's counts over all trainers, which call it together."""
+        """Returns float64[T, 2K + 3], the counts of the whole run over all trainers, which call it together."""
         return self._added()[0]
 
     def restore(self, state: Tensor | None) -> None:
-        """Goes on from a saved state, which the first trainer takes; None begins anew."""
-        self._steps.settle()  # what is under way belongs to what is dropped
+        """Restores a saved state, which the first trainer takes. None starts from zero."""
+        self._steps.settle()  # steps in flight belong to the dropped state
         self._steps.scores.restore(state.numpy() if state is not None and self._ranks.first else None)
 
     def _metrics(self, counts: Tensor) -> dict[str, dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Feeds of examples to a trainer: each batch with the position at which the next one starts."""
+"""Feeds of examples to a trainer. A feed yields batches, each with the position of the next batch."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class EpochStream(Protocol):
     def __next__(self) -> tuple[Batch, Position]: ...
 
     def close(self) -> None:
-        """Ends the pass; what was read ahead is dropped."""
+        """Ends the pass and drops the batches that were read ahead."""
         ...
 
 
 @dataclass
 class TrainingFeed:
-    """A trainer's share of the training data, for one call of ``fit``; read by this process.
+    """A trainer's share of the training data, for one call of ``fit``. This process reads the data.
 
     Attributes:
-        prepare: makes of a batch what this trainer has of it.
-        stopped: whether this trainer, alone, is asked to stop while it waits for a stream.
+        prepare: makes this trainer's part from a batch.
+        stopped: returns whether this trainer was asked to stop while it waits for a stream.
     """
 
     data: Dataset
@@ -57,59 +57,59 @@ class TrainingFeed:
     stopped: Callable[[], bool] = field(default=lambda: False, kw_only=True)
 
     def stream(self, epoch: int, position: Position | None) -> EpochStream:
-        """This trainer's share of every batch of an epoch, from a position on, read in a thread."""
+        """Yields this trainer's share of each batch of an epoch, from a position on, read in a thread."""
         return self.data.ahead(epoch, position, self.prepare, self.stopped)
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
-        """Title of a process behind this feed → its ``Stats.snapshot``."""
+        """Returns the name of each process behind this feed → its ``Stats.snapshot``."""
         return {}
 
     def close(self) -> None:
-        """Gives back what the feed holds; this trainer needs no more."""
+        """Releases the resources of the feed when this trainer needs no more batches."""
 
 
 @dataclass
 class ExampleFeed:
-    """Brings a trainer its examples: every trainer reads all batches and keeps its share of the examples."""
+    """Feeds a trainer by examples: each trainer reads all batches and keeps its share of the examples."""
 
     ranks: TrainerGroup
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
-        """The training data, read in a thread of this process; called by all trainers together."""
+        """Returns the training data, read in a thread of this process. All trainers call it together."""
         data, prepare = self._local_data(agreed(data, self.ranks), normalization)
         return TrainingFeed(data, prepare, stopped=lambda: self.ranks.size == 1 and self.ranks.stop_requested)
 
     def end_training(self) -> None:
-        """Ends what :meth:`train` started, once no trainer needs it; called by all together."""
+        """Ends the processes that :meth:`train` started, once no trainer needs them. All trainers call it together."""
 
     def evaluate(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> Iterator[Batch]:
-        """This trainer's share of each batch in turn, read in a thread.
+        """Yields this trainer's share of each batch in order, read in a thread.
 
         Args:
-            whole: all examples on every trainer, as predictions have them.
+            whole: yields all examples on every trainer, for predictions.
         """
         data, prepare = self._local_data(data, normalization, whole=whole)
         with read_ahead((prepare(batch) for batch, _ in data.batches(0)), data.read_ahead) as batches:
             yield from batches
 
     def schema_of(self, data: Dataset) -> Schema:
-        """Features of the batches that :meth:`evaluate` gives."""
+        """The features of the batches that :meth:`evaluate` yields."""
         return data.schema
 
     def scores(self, gauc_by: str | None) -> bool:
-        """Whether this trainer's logits of an evaluation count; else others have the same.
+        """Returns whether this trainer's logits count in an evaluation. If not, other trainers have the same logits.
 
         Args:
-            gauc_by: a feature that the one who scores needs.
+            gauc_by: a feature that the scoring trainer needs.
         """
         return True
 
     def _local_data(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> tuple[Dataset, Callable[[Batch], Batch]]:
-        """Returns the data to read, and the function from a batch to this trainer's part."""
+        """Returns the data to read, and the function that makes this trainer's part of a batch."""
         if whole or self.ranks.size == 1:
             return data, normalization.apply
         return data, lambda batch: normalization.apply(share_of(batch, self.ranks.rank, self.ranks.size))
@@ -117,26 +117,26 @@ class ExampleFeed:
 
 @dataclass
 class FeatureFeed(ExampleFeed):
-    """Every trainer reads the columns of its own features, of all examples.
+    """Feeds a trainer by features: each trainer reads the columns of its own features, for all examples.
 
     Attributes:
-        features: this trainer's.
+        features: the features of this trainer.
     """
 
     features: Collection[str]
 
     def schema_of(self, data: Dataset) -> Schema:
-        """This trainer's features."""
+        """Returns this trainer's features."""
         return self._columns_of(data).schema
 
     def scores(self, gauc_by: str | None) -> bool:
-        """One scores everything: the first, or the one that has ``gauc_by``."""
+        """Returns True on the one trainer that scores everything: the owner of ``gauc_by``, else the first."""
         return self.ranks.first if gauc_by is None else gauc_by in self.features
 
     def _local_data(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> tuple[Dataset, Callable[[Batch], Batch]]:
-        """The columns, of all examples in any case."""
+        """The columns of this trainer, always for all examples."""
         data = self._columns_of(data)
         return data, normalization.narrowed(data.schema).apply
 
@@ -145,8 +145,8 @@ class FeatureFeed(ExampleFeed):
             return data
         if data.on_bad_row != "error":
             raise ConfigError(
-                f"data.on_bad_row = {data.on_bad_row!r}: with strategy 'substitution' each trainer sees its own columns"
-                " and cannot know what others skip; set it to 'error', or use 'synchronous'"
+                f"data.on_bad_row = {data.on_bad_row!r}: with strategy 'substitution' each trainer reads only its own columns"
+                " and does not know which rows others skip; set it to 'error', or use 'synchronous'"
             )
         names = [feature.name for feature in data.schema.features if feature.name in self.features]
         return data.select(names, labels=True)
@@ -154,12 +154,12 @@ class FeatureFeed(ExampleFeed):
 
 @dataclass
 class LoaderFeed(ExampleFeed):
-    """Loaders read, keep the ids away from trainers, and send each its share of the rest (Persia §4.1).
+    """Feeds trainers from loaders. Loaders keep the ids away from trainers, and send each its share of the rest (Persia §4.1).
 
     Attributes:
-        start: starts loaders for some data; returns where they listen. end: ends them.
-        secret: proves that a peer belongs to the run. registry: where a loader that came back is found.
-        return_s: a loader may take so long to come back.
+        start: starts loaders for some data; returns their addresses. end: ends them.
+        secret: proves that a peer belongs to the run. registry: has the address of a restarted loader.
+        return_s: seconds to wait for a loader that restarts.
     """
 
     start: Callable[[Dataset], Sequence[str]]
@@ -169,7 +169,7 @@ class LoaderFeed(ExampleFeed):
     return_s: float = CONNECTED_S
 
     def train(self, data: Dataset, normalization: NormalizationStats) -> TrainingFeed:
-        """Has the loaders started; each trainer is served by one of them."""
+        """Starts the loaders. One of them serves this trainer."""
         data = agreed(data, self.ranks)
         loaders, rank = self.start(data), self.ranks.rank
         index = rank % len(loaders)
@@ -186,10 +186,10 @@ class LoaderFeed(ExampleFeed):
 class LoaderDataset(TrainingFeed):
     """Training data that a loader sends.
 
-    Up to ``read_ahead`` shares are on their way here. A loader that came back is told to go on behind the last one that is here.
+    Up to ``read_ahead`` shares are in flight. A restarted loader continues after the last share that arrived here.
 
     Attributes:
-        rank: this trainer's. first: whether it is the first one that the loader serves.
+        rank: the rank of this trainer. first: whether it is the first trainer that the loader serves.
     """
 
     rank: int
@@ -198,18 +198,18 @@ class LoaderDataset(TrainingFeed):
     num_passes: int = 0
 
     def stream(self, epoch: int, position: Position | None) -> EpochStream:
-        """This trainer's share of every batch of an epoch, asked for once it is iterated."""
+        """Returns this trainer's share of each batch of an epoch. Iteration sends the request."""
         self.num_passes += 1
         return self._arriving(self.num_passes, epoch, position)
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
-        """Statistics of the loader, asked by the first trainer that it serves."""
+        """Returns the loader's statistics, on the first trainer that it serves."""
         if not self.first:
             return {}
         return {f"{LOADER} {self.rank}": from_text(self._ask(SparseVerb.STATS, 1).arrays[0])}
 
     def close(self) -> None:
-        """Lets the loader go."""
+        """Disconnects from the loader."""
         self.loader.close()
 
     def _arriving(
@@ -228,7 +228,7 @@ class LoaderDataset(TrainingFeed):
                 try:
                     frame = answer(asked.popleft())
                 except Lost:
-                    if position is not None and position.epoch > epoch:  # only its end was to come
+                    if position is not None and position.epoch > epoch:  # only the end of the epoch was left
                         return
                     asked.clear()
                     self._ask(SparseVerb.RESUME, number, self.rank, taken, where=_where(epoch, position))
@@ -242,14 +242,14 @@ class LoaderDataset(TrainingFeed):
             for name, value in from_text(frame.arrays[0]).items():
                 setattr(self.data.skipped, name, value)
         except GirihError:
-            self.close()  # the loader may be gone, and would be waited for
+            self.close()  # the loader may have ended, and would be waited for
             raise
         finally:
-            with contextlib.suppress(GirihError):  # where it is gone, that has been told already
+            with contextlib.suppress(GirihError):  # if the loader has ended, that was reported already
                 self._end_share(number, taken)
 
     def _end_share(self, number: int, taken: int) -> None:
-        """Tells the loader that no more is wanted; one that came back too, since workers keep what the life before sent."""
+        """Tells the loader that no more shares are needed. Also a restarted one, as workers keep samples of its earlier life."""
         until_s = time.monotonic() + END_S
         while (left_s := until_s - time.monotonic()) > 0:
             with contextlib.suppress(Lost):
@@ -257,7 +257,7 @@ class LoaderDataset(TrainingFeed):
                 return
 
     def _stored_again(self, number: int, taken: int, where: U8) -> tuple[int, int]:
-        """Has the loader give the ids of a share to their worker once more; returns where they are kept now. From any thread."""
+        """Lets the loader resend the ids of a share to their worker; returns their new place. Any thread may call it."""
         worker, sample = self._ask(SparseVerb.STORE_AGAIN, number, self.rank, taken, where=where).fields
         return worker, sample
 
@@ -267,19 +267,19 @@ class LoaderDataset(TrainingFeed):
 
 
 def agreed(data: Dataset, ranks: TrainerGroup) -> Dataset:
-    """A stream as all trainers read it, with the bounds that the first one found; files as they are."""
+    """Returns a stream as all trainers read it, with the bounds that the first one found; returns files unchanged."""
     if ranks.size == 1 or data.source.bounds is None:
         return data
     return data.within(ranks.broadcast(data.source.bounds))
 
 
 def _where(epoch: int, position: Position | None) -> U8:
-    """The beginning of a batch, as loaders are told."""
+    """Encodes the beginning of a batch for loaders."""
     return as_text({"epoch": epoch, "position": None if position is None else position.to_dict()})
 
 
 def _batch_of(frame: Frame, again: Callable[[], tuple[int, int]]) -> Batch:
-    """A share without its ids; see :class:`Share` for ``again``."""
+    """Decodes a share without its ids; see :class:`Share` for ``again``."""
     _, worker, sample, num_examples = frame.fields
     numeric, labels, weight, _, *weights = (np.array(array) for array in frame.arrays)
     label_weights, scale = weights[-2:] if len(weights) > 1 else (None, None)

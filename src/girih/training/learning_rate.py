@@ -1,4 +1,4 @@
-"""One learning rate schedule for both halves: torch moves the dense rate, the sparse rates follow in proportion."""
+"""One learning rate schedule for both halves: torch changes the dense rate, and the sparse rates follow in proportion."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from girih.errors import CheckpointError, ConfigError
 from girih.metrics import LabelMetrics
 
 WHERE = "lr_schedule"
-"""Names the option in messages."""
+"""The name of the option in messages."""
 
 
 class LearningRate:
     """A scheduler of ``torch.optim.lr_scheduler`` over the dense optimizer.
 
     Args:
-        optimizer: the dense one; without one (a model without parameters) a stand-in carries the schedule.
-        options: ``{"name": "StepLR", "step_size": 8, "gamma": 0.1}``: torch's own options, and
-            ``interval`` ("epoch" or "step", when to step) and ``metric`` (for ``ReduceLROnPlateau``, which
-            steps at each evaluation; its ``mode`` follows from the metric, unless that is the user's own). None keeps the rate.
+        optimizer: the dense optimizer; for a model without parameters, a substitute carries the schedule.
+        options: ``{"name": "StepLR", "step_size": 8, "gamma": 0.1}``: torch's own options, and two more.
+            ``interval`` ("epoch" or "step") says when to step. ``metric`` is for ``ReduceLROnPlateau``, which steps at each
+            evaluation; its ``mode`` follows from a built-in metric. None keeps the rate.
 
     Raises:
         ConfigError: an unknown scheduler or option, or a value that torch refuses.
@@ -36,7 +36,7 @@ class LearningRate:
             optimizer = torch.optim.SGD([Parameter(torch.zeros(1))], lr=1.0)
         self._optimizer = optimizer
         self._base_lr = float(optimizer.param_groups[0]["lr"])
-        self._scheduler: Any = None  # an LRScheduler; each kind has a step() of its own
+        self._scheduler: Any = None  # an LRScheduler; the signature of step() depends on the class
         self._name: str | None = None
         self.interval = "epoch"
         self.metric: str | None = None
@@ -44,7 +44,7 @@ class LearningRate:
             return
         options = dict(options)
         if "name" not in options:
-            raise ConfigError(f"{WHERE}: key 'name' is missing, as in name = \"StepLR\"")
+            raise ConfigError(f"{WHERE}: key 'name' is missing, for example name = \"StepLR\"")
         cls = schedule_class(str(options.pop("name")), WHERE)
         if cls is torch.optim.lr_scheduler.ReduceLROnPlateau:
             self.metric = str(options.pop("metric", "auc"))
@@ -54,7 +54,9 @@ class LearningRate:
             self.interval = str(options.pop("interval", "epoch"))
             config.build(Literal["epoch", "step"], self.interval, f"{WHERE}: interval")
         if "last_epoch" in options:
-            raise ConfigError(f"{WHERE}: option 'last_epoch' is what --resume knows by itself; drop it")
+            raise ConfigError(
+                f"{WHERE}: option 'last_epoch' is not needed, because --resume restores it; drop it"
+            )
         checked = config.check_call(cls, options, WHERE)
         try:
             self._try_out(cls, checked)
@@ -65,7 +67,7 @@ class LearningRate:
             raise ConfigError(f"{WHERE}: torch refuses these options: {_reason(error)}") from None
 
     def _try_out(self, cls: Callable[..., object], options: Mapping[str, object]) -> None:
-        """Takes one step with a stand-in: torch looks at some values only then, which may be hours later."""
+        """Takes one step with a substitute optimizer. Torch checks some values only in a step, which may be hours later."""
         if not type(self._optimizer).__module__.startswith(("torch.optim", "girih.")):
             return
         groups = [{**group, "params": [Parameter(torch.zeros(1))]} for group in self._optimizer.param_groups]
@@ -77,18 +79,18 @@ class LearningRate:
         _check_rate(float(stand_in.param_groups[0]["lr"]))
 
     def scale(self) -> float:
-        """Today's dense rate over the first: what multiplies the sparse rates."""
+        """The factor for sparse rates: the current dense rate divided by the first."""
         if self._base_lr == 0.0:
             return 1.0
         return float(self._optimizer.param_groups[0]["lr"]) / self._base_lr
 
     def after(self, interval: Literal["epoch", "step"]) -> None:
-        """Moves a schedule that counts steps, or epochs."""
+        """Steps a schedule that counts steps or epochs."""
         if self.metric is None and self.interval == interval:
             self._move()
 
     def after_evaluation(self, metrics: LabelMetrics) -> None:
-        """Moves a schedule that watches a metric."""
+        """Steps a schedule that depends on a metric."""
         if self.metric is not None:
             value = metrics.value(self.metric)
             if value is not None:
@@ -107,7 +109,7 @@ class LearningRate:
             raise ConfigError(f"{WHERE}: {self._name}: {_reason(error)}") from None
 
     def state(self) -> dict[str, object]:
-        """For a checkpoint."""
+        """Returns the state for a checkpoint."""
         scheduler = {} if self._scheduler is None else self._scheduler.state_dict()
         return {
             "base_lr": self._base_lr,
@@ -117,26 +119,26 @@ class LearningRate:
         }
 
     def check(self, state: Mapping[str, object]) -> None:
-        """Refuses what :meth:`restore` cannot go on from.
+        """Refuses a state that :meth:`restore` cannot continue from.
 
         Raises:
-            CheckpointError: the state of another schedule, or of another first rate under one.
+            CheckpointError: the state is of another schedule, or a schedule with another first rate.
         """
         if state["scheduler"] and state["name"] != self._name:
             raise CheckpointError(
-                f"{WHERE}: the checkpoint is of {state['name']}, the configuration says {self._name}; "
-                "resume with that one, or start a new run"
+                f"{WHERE}: the checkpoint has {state['name']}, but the configuration has {self._name}; "
+                "resume with the schedule of the checkpoint, or start a new run"
             )
         if self._scheduler is not None and state["scheduler"] and state["base_lr"] != self._base_lr:
             raise CheckpointError(
-                f"{WHERE}: the dense rate began at {state['base_lr']:g}, the configuration says {self._base_lr:g}; "
-                "under a schedule it cannot change: resume with the first, or start a new run"
+                f"{WHERE}: the dense rate began at {state['base_lr']:g}, but the configuration has {self._base_lr:g}; "
+                "a schedule does not allow this change: resume with the first rate, or start a new run"
             )
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state`; a schedule where there was none begins now.
+        """Restores a :meth:`state`. A schedule that the checkpoint does not have begins now.
 
-        Without a schedule the configured rate holds, which may be another than before.
+        Without a schedule, the configured rate applies. It may differ from the rate of the checkpoint.
 
         Raises:
             CheckpointError: see :meth:`check`.

@@ -1,4 +1,4 @@
-"""The log of a run while it trains: records in ``metrics.jsonl`` and for callbacks."""
+"""The log of a run during training: writes records to ``metrics.jsonl``, and passes them to callbacks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from girih.training.schedules import Step, Token
 from girih.training.session import StepHook
 
 LIMIT_S, NEW_STEPS = 2.0, 2
-"""Seconds of training that are taken, behind so many steps in which rows and memory are new."""
+"""Seconds of training to measure, after the first steps, in which rows and memory are new."""
 MOST_OF_RUN = 0.1
-"""The new steps' share of all seconds of training, above which a run's own speed is that of its beginning."""
+"""Maximum fraction of training time in the first steps. Above it, the run's own speed is that of its start."""
 
 
 @dataclass
 class FirstSteps:
-    """Hears of every step of a run, and takes the first ones.
+    """Measures the speed of a run in its first steps.
 
     Attributes:
-        since: the step behind which they are the first, where a run goes on with other processes.
-        steps: that were taken.
+        since: the step after which they count, if the run goes on with other processes.
+        steps: number of measured steps.
     """
 
     since: int = 0
@@ -48,25 +48,25 @@ class FirstSteps:
     _until: tuple[int, float] = (0, 0.0)
 
     def begin(self, state: RunState) -> None:
-        """Training begins at this state, or goes on; what was taken before stays."""
+        """Starts, or continues, at this state. Measured steps stay."""
         if not self._heard:
             self._before = self._until = state.examples, state.train_s
             self._began_s = state.train_s
 
     def step(self, state: RunState) -> None:
-        """Adds one step, unless there are enough."""
+        """Adds one step, unless there are enough steps."""
         if self._heard > NEW_STEPS and self._until[1] - self._before[1] >= LIMIT_S:
             return
         self._heard += 1
-        if self._heard == NEW_STEPS + 1:  # the one before was the last new one
+        if self._heard == NEW_STEPS + 1:  # the step before was the last new one
             self._before, self.steps = self._until, 0
         self._until, self.steps = (state.examples, state.train_s), self.steps + 1
 
     def predicted(self, state: RunState) -> tuple[float | None, str | None]:
-        """Examples per second, and which steps they are from; None, and why, where these say nothing of the run; both None before it.
+        """Returns examples per second, and the steps measured. None and a reason if they do not represent the run; None twice before.
 
         Args:
-            state: that of the run by now.
+            state: the current state of the run.
         """
         if not self._heard:
             return None, None
@@ -75,7 +75,7 @@ class FirstSteps:
         if self._heard <= NEW_STEPS or seconds < LIMIT_S:
             return (
                 None,
-                f"nothing: {LIMIT_S:g} s of training are needed behind the first {NEW_STEPS} steps{since}",
+                f"nothing: {LIMIT_S:g} s of training are needed after the first {NEW_STEPS} steps{since}",
             )
         start_s = self._before[1] - self._began_s
         if start_s > MOST_OF_RUN * own_s:
@@ -88,11 +88,11 @@ class FirstSteps:
 
 
 PROGRESSIVE = "progressive"
-"""The split of records of training steps that were scored before their updates."""
+"""The split of records of training steps, which are scored before their updates."""
 
 
 LATER_STEPS = 50
-"""Steps per record once a run is long enough for about twenty records, if the user names no number."""
+"""Steps per record if the user sets no number, once the run has about twenty records."""
 
 
 def _early() -> Iterator[int]:
@@ -106,24 +106,24 @@ _EARLY = frozenset(_early())
 
 
 def is_logged(step: int, every_steps: int | None) -> bool:
-    """True if a record ends with a step: with each ``every_steps``-th, or, if that is None, with ever fewer of the first steps."""
+    """Returns whether a record ends with a step: every ``every_steps``-th. None means often at first, later rarely."""
     if every_steps is not None:
         return step % every_steps == 0
     return step in _EARLY or (step >= 5 * LATER_STEPS and step % LATER_STEPS == 0)
 
 
 class RunLog(StepHook):
-    """Aggregates steps into records. Between two steps, it scores those so far, and notes how far training has come.
+    """Aggregates steps into records. Between two steps, it scores the steps so far and notes the run's progress.
 
     Args:
         path: ``metrics.jsonl``, appended to; None writes no file.
         callbacks: receive each record too.
         every_steps: number of steps per record, see :func:`is_logged`.
-        others: the other processes of the run, whose memory, batches and pace records count in; None where there are none.
-        progressive: scores of training steps before their updates, if the options want them.
+        others: the run's other processes, whose memory, batches and pace are in records; None if there are none.
+        progressive: scores of training steps before their updates, if the options ask for them.
 
     Attributes:
-        first_steps: the speed that the run began with.
+        first_steps: measures the speed of the run's first steps.
         evaluations: metrics on validation data, by step.
     """
 
@@ -150,41 +150,41 @@ class RunLog(StepHook):
         self._last_counters: Mapping[str, int] = {}
 
     def close(self) -> None:
-        """Closes what it holds open."""
+        """Closes the file."""
         if self._mark is not None:
             self._mark.close()
 
     def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
-        """Training begins at this state: another crash does not count the examples before it once more."""
+        """Starts training at this state. After another crash, the earlier examples are not counted twice."""
         self.first_steps.begin(state)
         self._note(state)
         self._begin_window(state, counters)
 
     def due(self, state: RunState) -> bool:
-        """After each step, once."""
+        """True once after each step."""
         return state.step != self._noted_step
 
     def run(self, state: RunState) -> None:
-        """Writes the metrics of training steps so far, each scored before its update; notes the number of examples."""
+        """Writes the metrics of training steps so far, each scored before its update, and notes the number of examples."""
         if self._progressive is not None and is_logged(state.step, self._every_steps):
             self._evaluated(PROGRESSIVE, self._progressive.record(), state)
         self._note(state)
 
     def _note(self, state: RunState) -> None:
-        """Notes how many examples were trained on, for a run that goes on after a crash."""
+        """Saves the number of examples trained on, for a run that goes on after a crash."""
         self._noted_step = state.step
         if self._mark is not None:
             self._mark.write(state.examples, state.repeated_examples)
 
     def _begin_window(self, state: RunState, counters: Mapping[str, int]) -> None:
-        """Earlier work is in earlier records."""
+        """Starts a record, without the work in earlier records."""
         self._last_counters = counters
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
 
     def step(
         self, step: Step[Token], state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]]
     ) -> None:
-        """Add one step, and write a record if one is due."""
+        """Adds one step, and writes a record if one is due."""
         self.first_steps.step(state)
         self._window_staleness[step.staleness] += 1
         facts = step.outcome.facts()
@@ -197,7 +197,7 @@ class RunLog(StepHook):
     def flush(
         self, state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]] | None
     ) -> None:
-        """Writes a record of the steps since the last one, if any; without ``counters``, with the last known ones."""
+        """Writes a record of the steps since the last one, if any. Without ``counters``, uses the last known counters."""
         if self._window_examples == 0:
             return
         now = self._last_counters if counters is None else counters()
@@ -249,7 +249,7 @@ class RunLog(StepHook):
 
 
 def _tier_shares(counters: Mapping[str, int], seen: Mapping[str, int]) -> dict[str, float]:
-    """Shares of the reads that GPU memory answered, and that no SSD did, where there are such tiers."""
+    """Returns the fractions of reads served from GPU memory, and without an SSD, if there are such tiers."""
     reads = seen["gpu_reads"] + seen["dram_reads"] + seen["ssd_reads"]
     if not reads:
         return {}
@@ -258,7 +258,7 @@ def _tier_shares(counters: Mapping[str, int], seen: Mapping[str, int]) -> dict[s
 
 
 def rewind(path: Path, state: RunState) -> None:
-    """Drops the records that a run resumed at ``state`` will write again, such as an evaluation still to be done."""
+    """Drops the records that a run resumed at ``state`` writes again, for example of an evaluation still to run."""
     if not path.exists():
         return
     kept = []
@@ -269,7 +269,7 @@ def rewind(path: Path, state: RunState) -> None:
                 step = build(int, record.get("step", 0), "step")
             except ValueError:
                 continue
-            is_progress = record.get("split", PROGRESSIVE) == PROGRESSIVE  # written with the step
+            is_progress = record.get("split", PROGRESSIVE) == PROGRESSIVE  # written with its step
             if step < state.step or (
                 step == state.step and (is_progress or state.evaluated_step == state.step)
             ):

@@ -30,11 +30,11 @@ from girih.training.session import RunContext, Session, StepHook, is_multiple
 
 @dataclass(kw_only=True)
 class Evaluation(StepHook):
-    """Evaluates validation data, and moves what follows the metrics: a learning rate, early stopping.
+    """Evaluates validation data, and applies the metrics to the learning rate and early stopping.
 
     Attributes:
-        metrics: the thread that computes metrics while training goes on, if nothing follows them.
-        publisher: publishes before an evaluation, in which nothing else would be published.
+        metrics: the thread that computes metrics while training goes on, if nothing depends on them.
+        publisher: publishes before an evaluation, because it cannot publish during one.
     """
 
     scoring: Scoring
@@ -48,7 +48,7 @@ class Evaluation(StepHook):
     publisher: Publisher | None
 
     def due(self, state: RunState) -> bool:
-        """After each ``evaluate_every_steps``-th step, once."""
+        """True after each ``evaluate_every_steps``-th step, once."""
         return state.evaluated_step != state.step and is_multiple(
             state.step, self.options.evaluate_every_steps
         )
@@ -65,10 +65,10 @@ class Evaluation(StepHook):
             scores = self.scoring.score(self.data)
         if self.context.ranks.stopping:
             return None
-        return Scores() if scores is None else scores  # the first rank has them all
+        return Scores() if scores is None else scores  # rank 0 has the scores of all trainers
 
     def record(self, scores: Scores | None, state: RunState) -> None:
-        """Computes metrics from scores: at once if training depends on them, else while it goes on."""
+        """Computes metrics from scores: at once if training depends on them, else in a thread."""
         if scores is None:
             return
         state.evaluated_step = state.step
@@ -92,8 +92,8 @@ class Evaluation(StepHook):
         self.metrics.settle(wait=wait)
 
     def _stop_early(self, stopping: EarlyStopping, metrics: Metrics, state: RunState) -> None:
-        """Saves the best weights so far; stops after too many evaluations that are no better."""
-        self.checkpoints.fall_back(state)  # the checkpoint of the best ones may have been given up
+        """Saves the best weights so far; stops after too many evaluations without improvement."""
+        self.checkpoints.fall_back(state)  # the checkpoint of the best weights may have been given up
         value = metrics.first.value(stopping.metric)
         sign = direction(stopping.metric, stopping.mode, "early_stopping")
         if value is not None and (
@@ -129,7 +129,7 @@ class Loop:
     _unsettled: deque[tuple[Step[Position], RunState, float]] = field(default_factory=deque)
 
     def run(self, until_epoch: int) -> None:
-        """Trains until so many epochs are done, or all stop.
+        """Trains until this number of epochs is done, or all trainers stop.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite, under ``on_nonfinite = "stop"``.
@@ -137,13 +137,13 @@ class Loop:
         while self.state.epoch < until_epoch and not self._finished():
             before = self.state.step
             with closing(self._batches()) as batches:
-                self._run_hooks()  # a stop may have left one undone
+                self._run_hooks()  # a stop may have left a hook undone
                 try:
                     self._train_on(batches)
                 except BaseException:
-                    self.feed.close()  # who feeds may be gone, and would be waited for
+                    self.feed.close()  # the loader may have ended, and would be waited for
                     raise
-            nothing_new = self.state.step == before and not self._finished()  # in a stream
+            nothing_new = self.state.step == before and not self._finished()  # this can happen in a stream
             if (self._epoch_is_read() or nothing_new) and not self.state.stopped_early:
                 self._end_epoch()
         if self._is_behind(until_epoch) and not self.context.ranks.stopping:
@@ -188,7 +188,7 @@ class Loop:
         self._settle(wait=True)
 
     def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Generator[Step[Position], None, None]:
-        """Trains on batches; none of them is behind the last step, since its rows would be made for nothing."""
+        """Trains on batches. No batch is pulled beyond the last step, since that would create its rows for nothing."""
         spans, most = self.context.stats.spans, self.options.max_steps
         if most is not None:
             batches = islice(batches, max(0, most - self.state.step))
@@ -230,13 +230,13 @@ class Loop:
                     hook.skip()
 
     def _meet(self) -> bool:
-        """Returns whether all trainers are at this step, and none leaves; all wait for the outcome of their steps."""
+        """Waits for the outcome of all steps. Returns whether all trainers are at this step, and none leaves."""
         self._settle(wait=True)
         self.session.detach_from_round()
         return self.context.ranks.rendezvous()
 
     def _end_epoch(self) -> None:
-        """Evaluates at the end of an epoch, unless its last step was evaluated, and goes on to the next one."""
+        """Evaluates at the end of an epoch, unless the last step was evaluated, and starts the next epoch."""
         scores = None
         if self.evaluation is not None and self.state.evaluated_step != self.state.step and self._meet():
             scores = self.evaluation.score(self.state)
@@ -244,17 +244,17 @@ class Loop:
             return
         self.state.epoch += 1
         position = self.state.position or {}
-        # a stream's next epoch goes on where this one ends
+        # a stream's next epoch continues at the end of this epoch
         self.state.position = {**position, "epoch": self.state.epoch} if "offsets" in position else None
         self.learning_rate.after("epoch")
         if self.evaluation is not None:
             self.evaluation.record(scores, self.state)
 
     def _settle(self, *, wait: bool = False) -> None:
-        """Logs the outcome of steps, that of the last one if it is known, or waited for.
+        """Logs the outcomes of steps. The last outcome is included if it is known, or if ``wait`` is set.
 
         Raises:
-            NonFiniteError: a step was refused, under ``on_nonfinite = "stop"``; the state is that after it.
+            NonFiniteError: a step was refused under ``on_nonfinite = "stop"``; the state is the one after that step.
         """
         while self._unsettled:
             step, then, lr_scale = self._unsettled[0]
@@ -267,21 +267,21 @@ class Loop:
             self.state.refused += refused is not None
             then.refused = self.state.refused
             if refused is not None and self.options.on_nonfinite == "stop":
-                self._unsettled.clear()  # later ones are not logged; those of other nets may have moved both halves
+                self._unsettled.clear()  # later steps are not logged; steps of other nets may have moved both halves
                 vars(self.state).update(vars(then))
                 raise NonFiniteError(
-                    f"step {then.step}: {refused}; nothing of it was applied. Lower the learning rate, clip gradients "
+                    f"step {then.step}: {refused}; none of its updates were applied. Lower the learning rate, clip gradients "
                     'with train.clip_norm, or skip such steps with train.on_nonfinite = "skip"'
                 )
             self.log.step(step, then, lr_scale, partial(self._counters_after, step))
 
     def _counters_after(self, step: Step[Position]) -> Mapping[str, int]:
-        """Counters of the sparse half after a step if its outcome has them, else the current ones."""
+        """Returns counters of the sparse half after a step if its outcome has them, else the current counters."""
         counters = step.outcome.facts().counters
         return self.session.sparse.stats().counters if counters is None else counters
 
     def _wait_for(self, step: Step[Position]) -> None:
-        """Waits for the outcome of a step. That is time spent on training, of this step and of those launched after it."""
+        """Waits for the outcome of a step. The time counts as training of this step and of later steps in flight."""
         start = time.perf_counter()
         with self.context.stats.spans("wait for GPU"):
             step.outcome.facts()
@@ -298,17 +298,17 @@ class Loop:
         return past or self.state.stopped_early
 
     def _epoch_is_read(self) -> bool:
-        """After the last batch of an epoch, the position is the start of the next one."""
+        """Returns whether the epoch is read: after the last batch, the position is the start of the next epoch."""
         return self.state.position is not None and self.state.position["epoch"] > self.state.epoch
 
     def _is_behind(self, until_epoch: int) -> bool:
-        """Returns whether a stop, or a pause, has kept an evaluation or the end of the epoch from following the last step."""
+        """Returns whether a stop or a pause left an evaluation, or the end of the epoch, undone after the last step."""
         if self.state.epoch >= until_epoch or self.state.stopped_early or not self._is_past():
             return False
         return self._epoch_is_read() or (self.evaluation is not None and self.evaluation.due(self.state))
 
     def _may_begin(self, number: int) -> bool:
-        """Whether a batch, ``number`` behind the last step, may begin: none behind a step after which a hook pauses."""
+        """Returns whether the batch ``number`` steps after the last one may begin: not if a hook pauses before it."""
         if self.context.ranks.stopping:
             return False
         done = self.state.step

@@ -1,6 +1,6 @@
-"""Notes, a line each and once, on data and options with which little is learned or judged: probably mistakes.
+"""Warnings about data and options from which a model learns little, which are probably mistakes.
 
-Each line is a warning of the logger ``girih.training.notes``; ``girih train`` shows it among its progress.
+Each note is one line, a warning of the logger ``girih.training.notes``. ``girih train`` shows it with the progress.
 
 Shapes: B examples, T labels.
 """
@@ -21,20 +21,20 @@ from girih.metrics import Scores
 
 _LOG = logging.getLogger(__name__)
 MANY_ABSENT = 0.2
-"""The share of looked-up ids without a row from which an evaluation says so."""
+"""Minimum fraction of looked-up ids without a row for a note in an evaluation."""
 
 
 def say(message: str) -> None:
-    """Writes a message of a run on standard error."""
+    """Writes a message of a run to standard error."""
     print(f"girih: {message}", file=sys.stderr, flush=True)
 
 
 @dataclass
 class Notes:
-    """Lines about one run, each told once, by the first trainer.
+    """Notes about one run. The first trainer logs each note once.
 
     Attributes:
-        label_names: of the T labels.
+        label_names: names of the T labels.
         compared: whether the loss compares examples with each other, so that labels may all be 1.
     """
 
@@ -44,14 +44,14 @@ class Notes:
     _told: set[tuple[str, str]] = field(default_factory=set)
 
     def log(self, text: str) -> None:
-        """Tells a line, each time."""
+        """Logs a line, each time."""
         if self.ranks.first:
             _LOG.warning("%s", text)
 
     def first_epoch(
         self, batches: Iterable[tuple[Batch, Position]], batch_size: int
     ) -> Iterator[tuple[Batch, Position]]:
-        """Passes an epoch through; tells at its end that it was one step, or that a label never changed."""
+        """Passes an epoch's batches through. At the end, notes if it was one step, or if a label never changed."""
         low = high = np.empty((0, len(self.label_names)), np.float32)
         num_batches = num_examples = 0
         for batch, position in batches:
@@ -75,11 +75,11 @@ class Notes:
     def evaluation(
         self, data: str, scores: Scores | None, before: Mapping[str, int], after: Mapping[str, int]
     ) -> None:
-        """Tells that a label never changes in some data, or that many of its ids have no row.
+        """Notes if a label never changes in some data, or if many of its ids have no row.
 
         Args:
-            data: the address of its first file.
-            before, after: the counters of the store around the evaluation.
+            data: the path of its first file.
+            before, after: the counters of the store before and after the evaluation.
         """
         if scores is None or not scores.num_examples:
             return
@@ -93,14 +93,14 @@ class Notes:
             self._log_note(
                 data,
                 "ids",
-                f"{data}: {absent / peeks:.0%} of the ids have no row and read initial values; are they new, or written"
-                " in another way than in the training data?",
+                f"{data}: {absent / peeks:.0%} of the ids have no row and read initial values; are they new, or encoded"
+                " differently from the training data?",
             )
 
     def _constant(self, data: str, where: str, low: F32, high: F32, so: str) -> None:
         for name, least, most in zip(self.label_names, low.ravel(), high.ravel(), strict=False):
             if np.isnan(least):
-                self._log_note(data, name, f"label {name!r} counts for none of {where}: {so}")
+                self._log_note(data, name, f"label {name!r} does not count in any of {where}: {so}")
             if least == most:
                 self._log_note(data, name, f"label {name!r} is {least:g} in {where}: {so}")
 
@@ -111,12 +111,12 @@ class Notes:
 
 
 def _counted(labels: F32, weights: F32 | None) -> F32:
-    """float32[B, T], NaN where a label does not count."""
+    """Returns float32[B, T] labels, with NaN for labels that do not count."""
     return labels if weights is None else np.where(weights > 0, labels, np.float32(np.nan))
 
 
 def _range(labels: Sequence[F32]) -> tuple[F32, F32]:
-    """The least and the largest of each label, float32[1, T] each, NaN where all are; [0, T] where there are none."""
+    """Returns the minimum and maximum of each label, float32[1, T] each; NaN if all are NaN. [0, T] without labels."""
     every = np.concatenate(labels)
     if not len(every):
         return every, every

@@ -1,9 +1,9 @@
-"""Publishing of a run: when segments are written, what is done where they cannot be, how the log goes on.
+"""Publishing of a run: decides when to write segments, handles failures, and continues the log.
 
-A segment begins between two steps, once all trainers are there, and a thread writes it. While one is being written the next one is
-skipped, and what it would have had goes into the one after it: so a slow address makes segments fewer, and never holds training up.
-Whoever cannot tell what changed since the last segment (a new process, one that came back, rows that were replaced, a segment that could not
-be written) begins with a snapshot.
+A segment begins between two steps, when all trainers are there. A thread writes it. While a segment is being written, the next
+one is skipped, and its changes go into the one after it. So slow storage makes segments rarer, but never delays training.
+A process begins with a snapshot if it does not know the changes since the last segment. Reasons are: a new or restarted process,
+replaced rows, or a segment that could not be written.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from girih.training.session import RunContext, StepHook
 _MOST_WAIT_S = 60.0
 _LAST_TRIES = 2
 _APART = 1000
-"""Numbers between those of two processes that found the same head, so that neither writes where the other does until it learns of it."""
+"""Distance between the numbers of two processes that found the same head, so that neither overwrites the other's segments."""
 
 
 @dataclass
 class _LogHandle:
-    """The log as this process found it: what it calls itself there, and the last number that was used."""
+    """The log as this process found it: the name of the run in it, and the last used number."""
 
     run: str
     epoch: int
@@ -51,11 +51,11 @@ class _LogHandle:
 
 
 class Publisher(StepHook):
-    """Publishes a run; methods are called by all trainers together, but for :meth:`settle` and :meth:`close`.
+    """Publishes a run. All trainers call its methods together, except :meth:`settle` and :meth:`close`.
 
     Args:
-        version: the current state, with the weights of a step.
-        checkpoints: one that is being written holds the rows.
+        version: returns the current state, with the weights of a step.
+        checkpoints: a checkpoint that is being written holds the rows.
 
     Attributes:
         next_step: the step after which the next segment is due.
@@ -77,36 +77,36 @@ class Publisher(StepHook):
         self._threads = {n: ThreadPoolExecutor(1, f"girih-{n}") for n in ("segment", "snapshot")}
         self._opening: Future[_LogHandle] | None = None
         self._opened: _LogHandle | None = None
-        self._writes: dict[str, tuple[Future[Any], LogSegment]] = {}  # what is under way, by the thread
+        self._writes: dict[str, tuple[Future[Any], LogSegment]] = {}  # segments in progress, by thread
         self._base: int | None = None  # the version that the next segment can be applied to
         self._head: LogHead | None = None
         self._heads = threading.Lock()
-        self._is_superseded = False  # another run has taken the log over
-        self._reported: dict[str, str] = {}  # what went wrong, by the thread
+        self._is_superseded = False  # another run has taken over the log
+        self._reported: dict[str, str] = {}  # errors, by thread
         self._tries, self._again_s = 0, 0.0
         self._interval, self._last = 1, (0, time.monotonic())
         self._published_step: int | None = None
 
     def begin(self, step: int) -> None:
-        """Begins to publish, or to go on, behind a step."""
+        """Begins, or continues, to publish after a step."""
         self.next_step = self._multiple(step) if self.options.seconds is None else step + 1
         self._last = step, time.monotonic()
         if self._ranks.first:
             self._is_open()
 
     def due(self, state: RunState) -> bool:
-        """By steps, or by seconds."""
+        """True if the number of steps, or of seconds, is reached."""
         return state.step >= self.next_step
 
     def skip(self) -> None:
-        """Has the next segment wait for another time."""
+        """Postpones the next segment."""
         self.next_step += self._interval
 
     def run(self, state: RunState) -> None:
-        """Begins a segment, where there is one to begin.
+        """Begins a segment if there is something to write.
 
         Raises:
-            CheckpointError, StorageFullError: an earlier one could not be written, under ``on_error = "stop"``.
+            CheckpointError, StorageFullError: an earlier segment could not be written, under ``on_error = "stop"``.
         """
         step = state.step
         with self._stats.spans("publish"):
@@ -117,10 +117,10 @@ class Publisher(StepHook):
         self.settle()
 
     def finish(self, step: int) -> None:
-        """Publishes the current state, with the weights of a step, and returns once it is there, or cannot be.
+        """Publishes the current state, with the weights of a step. Returns when it is published, or has failed.
 
         Raises:
-            CheckpointError, StorageFullError: it could not be written, under ``on_error = "stop"``.
+            CheckpointError, StorageFullError: the segment could not be written, under ``on_error = "stop"``.
         """
         with self._stats.spans("publish"):
             for _ in range(_LAST_TRIES):
@@ -137,15 +137,15 @@ class Publisher(StepHook):
                 self._begin_segments(current, plan)
             self.settle(wait=True)
         if self._ranks.first and self._published_step != step:
-            say(f"publish: the final state, of step {step}, is not in {self._log.root}")
+            say(f"publish: the final state (step {step}) is not in {self._log.root}")
 
     def wait_copied(self) -> None:
-        """Returns once a checkpoint may begin."""
+        """Waits until a checkpoint may begin."""
         for _, segment in self._writes.values():
             segment.wait_copied()
 
     def settle(self, *, wait: bool = False) -> None:
-        """Notes what is written, or cannot be, and raises the latter under ``on_error = "stop"``."""
+        """Records written and failed segments. Raises the error of a failed one under ``on_error = "stop"``."""
         for future, _ in self._writes.values() if wait else ():
             future.exception()
         for name, (future, _) in list(self._writes.items()):
@@ -158,15 +158,15 @@ class Publisher(StepHook):
                     self._note_success(name)
 
     def close(self) -> None:
-        """Ends once what is under way is written, or cannot be."""
+        """Waits until segments in progress are written, or have failed, and ends."""
         for thread in self._threads.values():
             thread.shutdown()
 
     def _plan(self, step: int) -> dict[str, object]:
-        """Decides what all trainers do now, and when the next segment is due."""
+        """Decides the next action of all trainers, and when the next segment is due."""
         rows_free = self._checkpoints.is_idle
         self.settle()
-        rows_free = rows_free and "snapshot" not in self._writes  # which copies them too
+        rows_free = rows_free and "snapshot" not in self._writes  # a snapshot copies the rows too
         plan: dict[str, Any] = {"number": None, "free": rows_free, **self._next(step)}
         if not self._is_open() or self._is_superseded or time.monotonic() < self._again_s:
             return plan
@@ -178,7 +178,7 @@ class Publisher(StepHook):
         return plan | self._next_segment(rows_free)
 
     def _last_plan(self, step: int) -> dict[str, object] | None:
-        """Decides what all trainers do at the end: where the last segment is of this step, it may be done."""
+        """Decides the action of all trainers at the end. None if the last segment is of this step."""
         self.settle()
         self._again_s = 0.0
         if self._opening is not None:
@@ -206,7 +206,7 @@ class Publisher(StepHook):
         previous = plan["previous"]
         if previous is not None and self._ranks.any(not current.sparse.knows_changes(previous)):
             previous = None
-        if previous is None and not plan["free"]:  # one save at a time holds the rows
+        if previous is None and not plan["free"]:  # only one save at a time can hold the rows
             self.counts["skipped"] += 1
             return
         self._submit("segment", current, plan, previous)
@@ -214,7 +214,7 @@ class Publisher(StepHook):
             self._submit("snapshot", current, plan, None)
 
     def _submit(self, name: str, current: SegmentVersion, plan: dict[str, Any], previous: int | None) -> None:
-        """Begins a segment and has its thread write it; where one of the trainers cannot begin, none does."""
+        """Begins a segment, which its thread writes. If one of the trainers cannot begin, none does."""
         called = Called(number=plan["number"], previous=previous, run=plan["run"], epoch=plan["epoch"])
         failed: Exception | None = None
         segment: LogSegment | None = None
@@ -236,7 +236,7 @@ class Publisher(StepHook):
         self._writes[name] = self._threads[name].submit(self._written, segment, previous is None), segment
 
     def _written(self, segment: LogSegment, whole: bool) -> None:
-        """Writes a segment and names it in the head; in a thread."""
+        """Writes a segment and names it in the head. Runs in a thread."""
         pointer = segment.write()
         if pointer is None:
             return
@@ -251,14 +251,14 @@ class Publisher(StepHook):
         opened, before, there = self._opened, self._head, None
         if opened is None:
             return
-        with contextlib.suppress(CheckpointError):  # a damaged one is written anew
+        with contextlib.suppress(CheckpointError):  # a damaged head is replaced
             there = self._log.head()
         if there is not None and (
             there.epoch > opened.epoch or (there.epoch == opened.epoch and there.run != opened.run)
         ):
             self._is_superseded = True
             raise CheckpointError(
-                f"{self._log.root}: another run publishes there by now ({there.run}); this one publishes no more"
+                f"{self._log.root}: another run now publishes there ({there.run}); this run stops publishing"
             )
         newest = snapshot = pointer
         if before is not None:
@@ -266,7 +266,7 @@ class Publisher(StepHook):
                 pointer.number == before.newest.number and not whole
             ):
                 newest = before.newest
-            if not whole or pointer.number < before.snapshot.number:  # a later one was written meanwhile
+            if not whole or pointer.number < before.snapshot.number:  # a later snapshot was written meanwhile
                 snapshot = before.snapshot
         self._head = LogHead(
             run=opened.run, epoch=opened.epoch, newest=newest, snapshot=snapshot, written=time.time()
@@ -274,7 +274,7 @@ class Publisher(StepHook):
         self._log.write_head(self._head)
 
     def _is_open(self) -> bool:
-        """Whether it is known what was published before; has a thread find out, again where that failed."""
+        """Returns whether the published state is known. If not, a thread reads it, again after a failure."""
         if self._opened is not None:
             return True
         if self._opening is None:
@@ -290,7 +290,7 @@ class Publisher(StepHook):
         return self._opened is not None
 
     def _next(self, step: int) -> dict[str, int]:
-        """Says when the next segment is due; by steps per second since the last time, where it is to be after some seconds."""
+        """Returns the step at which the next segment is due. Converts seconds to steps by the speed since the last time."""
         if self.options.seconds is None:
             return {"ahead": self._multiple(step) - step, "interval": self.options.every_steps or 1}
         (before, then), now = self._last, time.monotonic()
@@ -307,10 +307,10 @@ class Publisher(StepHook):
     def _note_success(self, name: str) -> None:
         self._tries, self._again_s = 0, 0.0
         if self._reported.pop(name, None) is not None:
-            say(f"publish: {self._log.root}: goes on")
+            say(f"publish: {self._log.root}: publishing continues")
 
     def _note_failure(self, error: BaseException, name: str) -> None:
-        """Tries again after a while, where a segment failed with all rows; says so once until it goes on."""
+        """Schedules a retry after a failed segment, with all rows. Reports the failure once until publishing works again."""
         if name == "segment":
             self._base, self._published_step = None, None
         if not self._ranks.first:
@@ -325,28 +325,30 @@ class Publisher(StepHook):
         if self.options.on_error == "stop":
             raise error if isinstance(error, UserError) else CheckpointError(reason)
         if self._reported.setdefault(name, reason) is reason:
-            end = "" if self._is_superseded else "; training goes on, and it is tried again"
+            end = "" if self._is_superseded else "; training goes on, and publishing is tried again"
             say(f"publish: {reason}{end}")
 
 
 def _open_log(log: Log, run: Path | None) -> _LogHandle:
-    """Reads the state of the log, and claims the next free epoch: another process may hold one before it publishes. Runs in a thread."""
+    """Reads the state of the log, and claims the next free epoch, since another process may not have published yet. For a thread."""
     with in_words(log.root):
         try:
             there = log.head()
         except CheckpointError as error:
-            say(f"{error}; it is written anew, behind all numbers that are there")
+            say(f"{error}; a new head is written, with a number after all existing ones")
             there = None
         used = [n for whole in (False, True) for n in log.numbers(whole=whole)]
         newest = max(used, default=0) if there is None else there.newest.number
         name = _run_name(log, run)
         if there is not None and there.run != name:
-            say(f"publish: {log.root} has another run's versions, the newest {newest}; goes on behind them")
+            say(
+                f"publish: {log.root} has versions of another run, the newest {newest}; this run continues after them"
+            )
         log.remove_unfinished(newest)
         epoch = first = 1 if there is None else there.epoch + 1
         claimant = uuid.uuid4().hex
         while not log.claim(epoch, claimant):
-            time.sleep(random.uniform(0.0, 0.2))  # else two that begin at once would go on side by side
+            time.sleep(random.uniform(0.0, 0.2))  # else two processes that begin together would stay in step
             epoch += 1
         return _LogHandle(name, epoch, max([newest, *used]) + (epoch - first) * _APART)
 
@@ -355,7 +357,7 @@ def _run_name(log: Log, directory: Path | None) -> str:
     """Returns the name of this run for followers. It stays the same after a restart."""
     path = None if directory is None else directory / PUBLISHED
     if path is not None and path.is_file():
-        # a damaged one: a new name is as good, since a process begins with a snapshot
+        # damaged: a new name is enough, since a process begins with a snapshot
         with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
             return str(build(dict[str, str], parse(file.read()), "")["run"])
     name = uuid.uuid4().hex

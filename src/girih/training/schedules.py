@@ -1,4 +1,4 @@
-"""Schedules: how the two halves are joined, step by step."""
+"""Schedules: they join the two halves, step by step."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from girih.telemetry.stats import Spans
 Token = TypeVar("Token")
 Batches = Iterable[tuple[Batch, Token]]
 MayBegin = Callable[[int], bool]
-"""Whether the batch that is so many behind the last step yielded may begin to move anything."""
+"""Returns whether the batch with this distance from the last yielded step may begin to move rows or parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[Token]):
-    """One batch that was trained on, or refused.
+    """The result of one batch that was trained on or refused.
 
     Attributes:
-        token: what came with the batch: where the data goes on after it.
+        token: the value that came with the batch: the position after it.
         num_examples: examples of the batch, over all trainers.
-        outcome: its loss, or why it was refused.
+        outcome: its loss, or the reason for the refusal.
         staleness: earlier batches whose gradients were not applied when its rows were read.
-        under_way: later batches that have begun to move rows or parameters: state is to be saved where there are none.
+        under_way: later batches that have begun to move rows or parameters. State must only be saved if there are none.
     """
 
     token: Token
@@ -41,28 +41,28 @@ class Step(Generic[Token]):
 
     @property
     def loss(self) -> float:
-        """Its mean loss."""
+        """The mean loss of the batch."""
         return self.outcome.facts().loss
 
     @property
     def refused(self) -> NonFiniteError | None:
-        """Why nothing was applied, or None."""
+        """The reason why nothing was applied, or None."""
         return self.outcome.facts().refused
 
 
 def always(number: int) -> bool:
-    """Lets every batch begin."""
+    """Allows each batch to begin."""
     return True
 
 
 @dataclass(slots=True)
 class JoinedHalves:
-    """Both halves of a trainer, as schedules drive them.
+    """Both halves of a trainer, driven by a schedule.
 
     Attributes:
-        num_updates: applied so far.
-        lr_scale: multiplies the sparse learning rates; asked once per step.
-        turn: held while a batch is pulled or pushed, if several threads do that.
+        num_updates: number of applied updates.
+        lr_scale: returns the factor for the sparse learning rates; called once per step.
+        turn: lock held while a batch is pulled or pushed, if several threads do that.
     """
 
     sparse: SparseHalf
@@ -80,7 +80,7 @@ class JoinedHalves:
     def move(
         self, batch: Batch, token: Token, pulled: Pulled, computed: Computed
     ) -> tuple[Step[Token], Pending]:
-        """Pushes and applies the gradients of a batch, or neither, by the vote of both halves."""
+        """Pushes and applies the gradients of a batch if both halves vote for it; else does neither."""
         vote = computed.vote
         with self.turn, self.spans("push"):
             pending = pulled.push(self.num_updates + 1, self.lr_scale(), vote)
@@ -92,9 +92,9 @@ class JoinedHalves:
 
 
 class Schedule(Protocol):
-    """Trains on batches in turn; yields once a step's updates are applied or on their way.
+    """Trains on batches in order. Yields a step once its updates are applied or in flight.
 
-    Closed early, it lets go of what it has read ahead.
+    If closed early, it drops the batches that it has read ahead.
     """
 
     def __call__(
@@ -103,21 +103,21 @@ class Schedule(Protocol):
         halves: JoinedHalves,
         may_begin: MayBegin = always,
     ) -> Generator[Step[Token], None, None]:
-        """Trains.
+        """Runs the schedule.
 
         Args:
-            may_begin: a schedule whose batches move one after the other need not ask.
+            may_begin: asks if a batch may begin. Not needed by a schedule whose batches move one at a time.
         """
         ...
 
 
 @dataclass(slots=True)
 class StalenessGate:
-    """Bounds the batches of a trainer that are read but not yet applied. It knows no clock, socket or thread.
+    """Bounds the batches of a trainer that are read but not yet applied. It uses no clock, socket or thread.
 
     Attributes:
-        staleness: τ, the most of them when a batch is read.
-        num_read, num_applied: batches so far; one that moved nothing is applied too.
+        staleness: τ, the maximum number of these batches when a batch is read.
+        num_read, num_applied: batches so far; a batch that moved nothing counts as applied.
     """
 
     staleness: int
@@ -125,20 +125,20 @@ class StalenessGate:
     num_applied: int = 0
 
     def admits(self) -> bool:
-        """Whether the next batch may be read now."""
+        """Returns whether the next batch may be read now."""
         return self.num_read - self.num_applied <= self.staleness
 
 
 @dataclass(frozen=True, slots=True)
 class Pipelined:
-    """Up to ``staleness`` batches are pulled before the gradients of earlier ones are applied.
+    """Pulls up to ``staleness`` batches before the gradients of earlier batches are applied.
 
-    So lookups of later batches and updates of earlier ones go on beside dense compute (Persia §3, §4.2.1). With 0,
-    each batch sees all updates before it.
+    So lookups of later batches and updates of earlier ones run during dense compute (Persia §3, §4.2.1). With 0,
+    each batch sees all earlier updates.
 
     Attributes:
-        micro_batches: parts in which a batch is computed, with one push and one apply for all of them (PICASSO §III-C).
-        prefetch: so many more batches are read, and what depends on their ids alone is done beside the compute of those before.
+        micro_batches: parts in which a batch is computed, with one push and one apply for all parts (PICASSO §III-C).
+        prefetch: number of further batches to read. Work that needs only their ids is done during the compute of earlier batches.
     """
 
     staleness: int
@@ -151,7 +151,7 @@ class Pipelined:
         halves: JoinedHalves,
         may_begin: MayBegin = always,
     ) -> Generator[Step[Token], None, None]:
-        """Yields once a step's update is on its way."""
+        """Yields a step once its update is in flight."""
         source, gate = _BatchSource(iter(batches), halves), StalenessGate(self.staleness)
         ahead: deque[tuple[Batch, Token, Pulled]] = deque()
         under_way: deque[Pending] = deque()
@@ -166,7 +166,7 @@ class Pipelined:
                 if self.prefetch:
                     source.prepare(self.prefetch)
                 if ahead:
-                    batch, _, pulled = ahead[0]  # what fails stays ahead, and is let go of
+                    batch, _, pulled = ahead[0]  # a failed batch stays queued and is dropped at the end
                     computed = self._computed(batch, pulled, halves)
                     step, pending = halves.move(*ahead.popleft(), computed)
                     del computed, pulled  # the next batch needs the memory
@@ -180,11 +180,11 @@ class Pipelined:
                     return
         finally:
             for _, _, pulled in ahead:
-                with suppress(WireError):  # what broke off the connection has been raised, or will be
+                with suppress(WireError):  # the error that broke the connection was, or will be, raised
                     pulled.discard()
 
     def _computed(self, batch: Batch, pulled: Pulled, halves: JoinedHalves) -> Computed:
-        """Forward and backward of a batch whose rows are on their way."""
+        """Runs the forward and backward pass of a batch whose rows are being fetched."""
         dense, spans = halves.dense, halves.spans
         if self.micro_batches == 1:
             with spans("wait for rows"):
@@ -203,12 +203,12 @@ class Pipelined:
 
 
 def in_step(micro_batches: int = 1, *, prefetch: int = 0) -> Pipelined:
-    """Pull, compute, push: each batch sees all updates before it; staleness is 0."""
+    """Returns the schedule of pull, compute, push: each batch sees all earlier updates; staleness is 0."""
     return Pipelined(0, micro_batches, prefetch)
 
 
 class _BatchSource(Generic[Token]):
-    """Batches in turn, of which the next ones may be prepared."""
+    """Yields batches in order, and prepares the next ones."""
 
     def __init__(self, batches: Iterator[tuple[Batch, Token]], halves: JoinedHalves) -> None:
         self._batches, self._halves = batches, halves
@@ -217,7 +217,7 @@ class _BatchSource(Generic[Token]):
         self._ended = False
 
     def prepare(self, count: int) -> None:
-        """Reads the next batches and has them prepared, as far as they are not. What fails in reading is raised when it is pulled."""
+        """Reads and prepares the next batches, if not done yet. An error in reading is raised when that batch is pulled."""
         while len(self._prepared) < count and self._failed is None:
             try:
                 item = self._next()

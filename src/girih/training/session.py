@@ -22,21 +22,21 @@ from girih.training.schedules import Schedule
 
 
 class Stateful(Protocol):
-    """A half with state besides rows, parameters and random state. A run resumes without it, with other numbers."""
+    """A half with state besides rows, parameters and random state. If the state is missing, a run resumes, but the numbers differ."""
 
     def extra_state(self) -> dict[str, Tensor]:
         """Returns the state, by names with a slash. Called between two steps."""
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores the state, where the net is spread as it was."""
+        """Restores the state, if the net is spread as it was when it was saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One trainer's halves, and how they are joined and fed.
+    """One trainer's halves, with their schedule and feed.
 
     Attributes:
-        optimizer: the one whose learning rate a schedule moves; None where the dense half has none.
+        optimizer: the optimizer whose learning rate a schedule changes; None if the dense half has none.
         detach_from_round: called by a trainer that waits for others and makes no step before the next ``sync``.
         stateful: the half that has extra state, if any.
     """
@@ -50,26 +50,26 @@ class Session:
     stateful: Stateful | None = None
 
     def sync(self) -> None:
-        """Returns when what this trainer sent is applied; called by all trainers together."""
+        """Waits until everything that this trainer sent is applied. All trainers call it together."""
         self.sparse.sync()
         self.dense.sync()
 
 
 class StepHook(Protocol):
-    """Work between two steps: evaluate, save, publish, rescale, log. All trainers ask it after each step.
+    """Work between two steps: evaluate, save, publish, rescale, log. All trainers ask the hook after each step.
 
     Attributes:
-        pauses: whether all trainers do it together, after the outcome of all steps is known, and before later ones begin.
+        pauses: whether all trainers run it together, after the outcome of all steps is known, and before later steps begin.
     """
 
     pauses: ClassVar[bool] = True
 
     def due(self, state: RunState) -> bool:
-        """Returns whether it is due after a step; asked about later steps too."""
+        """Returns whether the hook is due after a step; also called about later steps."""
         ...
 
     def run(self, state: RunState) -> None:
-        """Does it."""
+        """Runs the hook."""
         ...
 
     def skip(self) -> None:
@@ -77,25 +77,25 @@ class StepHook(Protocol):
         return
 
     def settle(self, *, wait: bool = False) -> None:
-        """Takes note of its work in other threads, called after each step; with ``wait`` of all of it."""
+        """Records the results of its threads, called after each step; with ``wait``, waits for all results."""
         return
 
 
 def is_multiple(step: int, steps: int | None) -> bool:
-    """Returns whether a period of ``steps`` ends with a step; None never ends."""
+    """Returns whether a period of ``steps`` ends with a step; None is never due."""
     return steps is not None and step > 0 and step % steps == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """Live objects of one trainer that are there before its halves.
+    """Live objects of one trainer that exist before its halves.
 
     Attributes:
-        ranks: this trainer among all.
-        sparse, dense: what the halves are made of.
-        processes: starts and ends roles beside the trainers; its methods are called by all trainers together.
+        ranks: the group of trainers, with this trainer's rank.
+        sparse, dense: specifications of the halves.
+        processes: starts and ends the other roles; all trainers call its methods together.
         stats: statistics of this process.
-        directory: where rank 0 writes the run; None writes nothing.
+        directory: the run directory, which rank 0 writes; None writes nothing.
     """
 
     ranks: TrainerGroup

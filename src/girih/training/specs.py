@@ -1,4 +1,4 @@
-"""Arguments of a trainer, checked and made into specifications of both halves."""
+"""Checks the arguments of a trainer, and makes the specifications of both halves from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from girih.training.learning_rate import LearningRate
 
 
 def expect(name: str, value: object, kind: type | UnionType, expected: str) -> None:
-    """Refuses a value of another type than ``kind``."""
+    """Refuses a value that is not of type ``kind``."""
     if not isinstance(value, kind):
         shown = repr(value) if isinstance(value, str | int | float | None) else kind_of(value)
         mend = "; give an instance, not a class" if isinstance(value, type) else ""
@@ -38,31 +38,29 @@ def expect(name: str, value: object, kind: type | UnionType, expected: str) -> N
 
 
 def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
-    """Returns the schema, or that of the model. Refuses two that differ, or none."""
+    """Returns the given schema, or the model's. Refuses two schemas that differ, or none."""
     model_schema = getattr(model, "schema", None)
     schema = schema or model_schema
     if not isinstance(schema, Schema):
-        raise ConfigError(
-            f"{type(model).__name__} has no schema of its own; give Trainer(model, schema=schema)"
-        )
+        raise ConfigError(f"{type(model).__name__} has no schema; give Trainer(model, schema=schema)")
     if isinstance(model_schema, Schema):
         refuse_other_schema("schema", schema, model_schema)
     return schema
 
 
 def refuse_other_schema(source: str, schema: Schema, expected: Schema) -> None:
-    """Refuses data whose features or labels are not the model's."""
+    """Refuses data whose features or labels differ from the model's."""
     if schema == expected or schema.fingerprint() == expected.fingerprint():
         return
     theirs, ours = ([*(f.name for f in s.features), *s.labels.names] for s in (schema, expected))
     differs = f"features and labels {theirs} instead of {ours}"
     if ours == theirs:
         differs = "features of other kinds, dims, tables or transforms"
-    raise ConfigError(f"{source}: of another schema than the model: {differs}; make both with one schema")
+    raise ConfigError(f"{source}: its schema differs from the model's: {differs}; make both with one schema")
 
 
 def expect_data(source: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
-    """Refuses other values than data of the model's schema, or data without labels if they are needed."""
+    """Refuses values that are not data of the model's schema, or data without labels if labels are needed."""
     value: Any = data
     reader = "read_parquet(paths, schema)"
     if hasattr(value, "__arrow_c_stream__"):
@@ -71,14 +69,14 @@ def expect_data(source: str, data: Dataset, schema: Schema, *, labels: bool = Tr
         reader = "read_arrow(pyarrow.table(columns), schema)"
     elif isinstance(value, list) and value and isinstance(value[0], Mapping):
         reader = "read_arrow(pyarrow.Table.from_pylist(rows), schema)"
-    expect(source, data, Dataset, f"a girih.Dataset, as girih.{reader} makes")
+    expect(source, data, Dataset, f"a girih.Dataset, for example from girih.{reader}")
     refuse_other_schema(source, data.schema, schema)
     if labels and not data.with_labels:
         raise ConfigError(f"{source}: read without labels; expected with_labels=True")
 
 
 def check_metrics(options: TrainOptions, schema: Schema) -> None:
-    """Refuses metrics of the user's own that fail, and to stop or to lower the learning rate by one that the first label does not have."""
+    """Refuses custom metrics that fail, and a metric for early stopping or the rate that the first label does not have."""
     for label, loss in zip(schema.labels.names, schema.labels.losses, strict=True):
         custom_metrics(options.metrics, label, random_examples(loss, options.gauc_by), strict=True)
     first, loss = schema.labels.names[0], schema.labels.losses[0]
@@ -99,13 +97,13 @@ def sparse_spec(
     first_order_optimizer: SparseOptimizer | None,
     gpu: int | None = None,
 ) -> SparseSpec:
-    """Tables, what the model reads of them, and how they are kept; shards get a thread of torch's each.
+    """Returns the spec of the sparse half: tables, the model's needs, and storage. Each shard gets one of torch's threads.
 
     Args:
         gpu: see :func:`gpu_of`.
 
     Raises:
-        ConfigError: the model needs what the schema does not have.
+        ConfigError: the model needs features that the schema does not have.
     """
     return SparseSpec(
         schema=schema,
@@ -127,11 +125,11 @@ def dense_spec(
     stats: Stats,
     rank: int = 0,
 ) -> DenseSpec:
-    """The model and how it learns.
+    """Returns the spec of the dense half: the model and its training.
 
     Raises:
-        ConfigError: a device or a compiler that torch does not find here, or a device on which linear layers have no such
-            forward pass; a schedule that the optimizer cannot follow.
+        ConfigError: torch lacks the device or a compiler; the device does not support this forward pass of linear layers;
+            or the optimizer cannot follow the schedule.
     """
     device = _device(options.device, rank)
     if options.dense_forward == "int8" and device.type != "cpu":
@@ -167,21 +165,21 @@ def dense_spec(
 
 
 def gpu_of(device: torch.device, rank: int) -> int | None:
-    """The number of the GPU for rows in GPU memory: the dense half's own, else one in turn; None where there is at most one."""
+    """Returns the index of the GPU for rows: the dense half's GPU, else one by rank; None with at most one GPU."""
     if device.type == "cuda":
         return device.index
     return _in_turn(rank) if torch.cuda.device_count() > 1 else None
 
 
 def _in_turn(rank: int) -> int:
-    """A GPU of this host, by the rank of the trainer."""
+    """Returns a GPU of this host, by the trainer's rank."""
     return int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count()
 
 
 def _device(name: str, rank: int = 0) -> torch.device:
-    """ "auto", "cpu" or "cuda", with a number or not; refuses what torch does not find here.
+    """Returns the device for "auto", "cpu" or "cuda", with or without a number; refuses a device that torch does not find.
 
-    "auto" and "cuda" take the devices of this host in turn, by the rank of the trainer.
+    "auto" and "cuda" choose among the devices of this host by the trainer's rank.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

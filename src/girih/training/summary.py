@@ -1,4 +1,4 @@
-"""``summary.json``: how a run ended, in one flat object, over all its processes. Also the line that ``print`` shows of a model."""
+"""``summary.json``: the results of a run over all its processes, in one flat object. Also the line of ``print(trainer)``."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def summarize(
     """Returns the summary of the run. All trainers call it together.
 
     Args:
-        metrics: those of the final weights, on test (else valid) data; None where there is neither.
+        metrics: metrics of the final weights, on test (else valid) data; None without such data.
         facts: further entries.
         stats: statistics of this trainer.
-        sparse: those of the sparse half.
-        processes: ``Stats.snapshot`` of each process behind this trainer.
+        sparse: statistics of the sparse half.
+        processes: ``Stats.snapshot`` of each process that serves this trainer.
 
     Returns:
-        Plain values. ``samples_per_s`` counts training steps only; ``auc`` and ``logloss`` are the first label's.
+        Plain values. ``samples_per_s`` counts only training steps; ``auc`` and ``logloss`` are of the first label.
     """
     wire = Counter(stats.wire_bytes())
     for snapshot in processes:
@@ -116,10 +116,10 @@ def summarize(
 def features_of(
     schema: Schema, sparse: SparseStats, evaluated: Mapping[str, int]
 ) -> dict[str, dict[str, object]]:
-    """Rows and ids of each feature that the model reads, by name.
+    """Returns the number of rows and ids of each feature that the model reads, by name.
 
     Args:
-        evaluated: what the last evaluation added to ``sparse.features``.
+        evaluated: the part of ``sparse.features`` that the last evaluation added.
     """
     tables = {f.name: f.table_name for f in schema.sparse if READ + f.name in sparse.features}
     return {
@@ -135,7 +135,7 @@ def features_of(
 
 
 def histogram_of(name: str, processes: Iterable[StatsSnapshot]) -> Counter[int]:
-    """A histogram over several processes.
+    """Merges a histogram over several processes.
 
     Args:
         processes: their ``Stats.snapshot``.
@@ -181,9 +181,9 @@ def loads_of_trainers(ranks: TrainerGroup, stats: Stats) -> dict[str, Sequence[f
 
 
 def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """``hit_ratio``: the share of reads in training that each tier answered; empty where there is one tier.
+    """Returns ``hit_ratio``: the fraction of reads in training served by each tier; empty if there is one tier.
 
-    A read is that of a row that was there, once for each batch that has its key. What was fetched ahead counts for the
+    A read is a read of an existing row, counted once for each batch that has its key. A prefetched row counts for the
     tier that it came from.
     """
     reads = {
@@ -208,14 +208,14 @@ BESIDE = frozenset(
         *(f"exchange {kind}" for kind in ("ids", "embeddings", "gradients", "vote")),
     }
 )
-"""Names of spans that overlap others of their process, themselves included, and so need separate tracks."""
+"""Names of spans that may overlap other spans of their process, also of the same name. They need separate tracks."""
 
 
 def timelines(ranks: TrainerGroup, stats: Stats, processes: Mapping[str, StatsSnapshot]) -> dict[str, Events]:
-    """The spans of all processes by title, on rank 0; of this trainer alone on the others. All call it, together.
+    """Returns the spans of all processes by name on rank 0, of this trainer on other ranks. All trainers call it together.
 
     Args:
-        processes: title of a process → its ``Stats.snapshot``, of those that this trainer asks.
+        processes: name of a process → its ``Stats.snapshot``, for processes that this trainer asks.
     """
     mine: dict[str, Events] = {f"trainer {ranks.rank}": stats.spans.events()}
     others = {title: snapshot["spans"] for title, snapshot in processes.items()}
@@ -227,7 +227,7 @@ def write_timeline(path: Path, processes: Mapping[str, Events], totals_s: Mappin
     """Writes the spans of processes.
 
     Args:
-        processes: spans by the title of their process; the first is the one whose phases stand for the run.
+        processes: spans by name of their process; the first process's phases represent the run.
         totals_s: seconds of each phase of the first process, over the whole run.
     """
     origin = min((start for events in processes.values() for _, start, _ in events), default=0.0)
@@ -250,16 +250,16 @@ def write_timeline(path: Path, processes: Mapping[str, Events], totals_s: Mappin
     write_whole(path, json.dumps({"traceEvents": trace, "totals_s": totals}))
 
 
-MOST_TABLES = 6  # that are named
+MOST_TABLES = 6  # tables named in the line
 
 
 def summary_line(
     owner: object, model: nn.Module, step: int, schema: Schema, rows: Mapping[str, int] | None
 ) -> str:
-    """The model, the step and the tables.
+    """Returns one line with the model, the step and the tables.
 
     Args:
-        rows: of each table; None where it would take asking other processes, or nothing is open.
+        rows: rows of each table; None if other processes would have to be asked, or the session is not open.
     """
     names = [table.name for table in schema.tables]
     if len(names) > MOST_TABLES:

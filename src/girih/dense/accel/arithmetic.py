@@ -1,4 +1,4 @@
-"""The arithmetic of forward passes, as options and the processor have it."""
+"""Chooses the arithmetic of forward passes from the options and the processor."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.overrides import TorchFunctionMode
 from girih.dense.accel import int8, onednn
 
 Linear = Callable[..., Tensor]
-"""``torch.nn.functional.linear`` by other means: [..., I], [O, I] and [O] or None to [..., O]."""
+"""A replacement of ``torch.nn.functional.linear``: [..., I], [O, I] and [O] or None to [..., O]."""
 
 
 class LinearBy(TorchFunctionMode):
-    """While entered, ``torch.nn.functional.linear`` is computed by a function.
+    """While entered, a given function computes ``torch.nn.functional.linear``.
 
-    A mode reaches every model as it is: its modules, their types and state dicts stay what they were, and
-    nothing changes for other threads or outside of the ``with``.
+    A mode works with every model without changes: its modules, types and state dicts stay the same. Other threads, and
+    code outside of the ``with``, see no change.
     """
 
     def __init__(self, linear: Linear) -> None:
@@ -38,7 +38,7 @@ class LinearBy(TorchFunctionMode):
 
 
 def arithmetic(device: torch.device, *, precision: str, forward: str) -> AbstractContextManager[object]:
-    """While entered, this thread's forward passes compute in bfloat16, with 8-bit layers, or by the faster float32 ones.
+    """While entered, this thread's forward passes use bfloat16, 8-bit layers, or the faster float32 layers.
 
     Args:
         precision, forward: see :class:`girih.dense.half.DenseSpec`.

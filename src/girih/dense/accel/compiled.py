@@ -1,4 +1,4 @@
-"""A model whose training steps torch compiles, put on it from outside.
+"""Compiles the training steps of a model with torch, without changes to the model.
 
 Shapes: B examples.
 """
@@ -21,19 +21,20 @@ from girih.models.embeddings import Embeddings
 from girih.telemetry.stats import COMPILE, Spans
 
 BACKEND: str | Callable[..., Any] = "inductor"
-"""The compiler of what was traced; tests take one that is quick to compile."""
+"""The backend of ``torch.compile``. Tests use a backend that compiles quickly."""
 FEWEST = 2
-"""Examples of a batch that is compiled: torch would trace sizes of 0 and 1 each for themselves."""
+"""The smallest batch that is compiled: torch would trace sizes 0 and 1 separately."""
 
 
 class CompiledModel(nn.Module):
-    """A model that is traced in its first training step, and computed from then on by what was made of it.
+    """A model that is traced and compiled in its first training step.
 
-    Batches of all sizes share what was made. Where ``replays``, those as large as the first one share graphs of their
-    own that the device replays (CUDA graphs), unless the model reads whole sequences, whose ids are never as many.
+    Batches of all sizes share the compiled code. With ``replays``, batches as large as the first one have separate
+    graphs that the device replays (CUDA graphs). Models that read whole sequences have no such graphs, because their
+    number of ids varies.
 
     Args:
-        replays: whether the device can, as CUDA can.
+        replays: whether the device can replay graphs, as CUDA can.
     """
 
     __call__: Callable[..., Any]
@@ -54,7 +55,7 @@ class CompiledModel(nn.Module):
         """Returns the outputs of the model.
 
         Raises:
-            ConfigError: torch cannot compile it.
+            ConfigError: torch cannot compile the model.
         """
         size = len(numeric)
         self._replayed = False
@@ -72,10 +73,10 @@ class CompiledModel(nn.Module):
 
     @contextmanager
     def phase(self, name: str, spans: Spans) -> Iterator[None]:
-        """Times a part of a training step; what torch compiles meanwhile is a phase of its own.
+        """Times a part of a training step. Compilation counts as a separate phase.
 
         Raises:
-            ConfigError: torch cannot compile it.
+            ConfigError: torch cannot compile the model.
         """
         start, before = time.perf_counter(), _compile_seconds()
         try:
@@ -88,14 +89,14 @@ class CompiledModel(nn.Module):
             spans.add(name, took - compiling, start + compiling)
 
     def kept(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of the last batch, in memory that the next one does not write to."""
+        """Gradients of the last batch, in memory that the next batch does not overwrite."""
         if not self._replayed:
             return list(gradients)
         return [None if gradient is None else gradient.clone() for gradient in gradients]
 
     def _replay(self, replayed: Callable[..., object], numeric: Tensor, embeddings: Embeddings) -> object:
         for tensor in embeddings.tensors():
-            if tensor.requires_grad:  # others read its gradient while the next batch is computed
+            if tensor.requires_grad:  # others read this gradient while the next batch is computed
                 tensor.register_hook(torch.clone)  # type: ignore[no-untyped-call]
         if numeric.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -114,25 +115,25 @@ class CompiledModel(nn.Module):
 
 
 def require_compiler(device: torch.device) -> None:
-    """Refuses to compile for CPUs where torch would find no compiler for the C++ that it writes.
+    """Refuses to compile for CPUs if torch would find no C++ compiler.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no C++ compiler.
     """
     names = (os.environ.get("CXX"), "clang++" if sys.platform == "darwin" else "g++")
     if device.type == "cpu" and not any(name and shutil.which(name) for name in names):
         raise ConfigError(
-            "train: compile = true: on a CPU torch compiles C++, and finds neither g++ nor what the environment's CXX names;"
+            "train: compile = true: on a CPU torch compiles C++, but finds neither g++ nor the compiler that CXX names;"
             " install one, or set train.compile = false"
         )
 
 
 def _calling(module: nn.Module) -> Callable[..., object]:
-    # not the module itself: as an attribute, what torch made of it would have all parameters once more
+    # a lambda, because the compiled function as an attribute would list all parameters of the module a second time
     return lambda numeric, embeddings: module(numeric, embeddings)
 
 
 def _compile_seconds() -> float:
-    """Seconds that this process has spent compiling so far, by torch's own count."""
+    """Seconds that this process has spent compiling so far, as torch counts them."""
     seconds: float = torch._dynamo.utils.calculate_time_spent()["total_wall_time"]
     return seconds

@@ -1,8 +1,8 @@
-"""Linear layers whose forward pass is 8-bit, for :class:`girih.dense.accel.arithmetic.LinearBy` (HT §5.1's Model-B).
+"""Linear layers with an 8-bit forward pass, for :class:`girih.dense.accel.arithmetic.LinearBy` (HT §5.1's Model-B).
 
-Activations and weights are rounded to 8 bits, each time anew, and multiplied as integers. The backward pass is the
-float32 layer's: rounding counts as the identity (straight-through: Bengio et al. 2013, arXiv 1308.3432).
-docs/decisions/0039-fewer-bits.md tells why so.
+Each forward pass rounds activations and weights to 8 bits, and multiplies them as integers. The backward pass is that
+of the float32 layer: rounding counts as the identity (straight-through: Bengio et al. 2013, arXiv 1308.3432).
+docs/decisions/0039-fewer-bits.md gives the reasons.
 
 Shapes: B examples (all dimensions before the last), I inputs, O outputs.
 """
@@ -20,25 +20,28 @@ from girih.dense.accel import onednn
 from girih.models.layers.autograd import Context
 
 LEAST_STEP = 2.0**-100
-"""Numbers so small that their steps would be smaller are 0."""
-_NUMBERS_OF_A_PART = 1 << 17  # for each thread
-_MOST_EXACT = 1024  # inputs whose products, 7 and 8 bits, float32 adds up exactly
+"""The smallest step. Numbers that would need a smaller step become 0."""
+_NUMBERS_OF_A_PART = 1 << 17  # per thread
+_MOST_EXACT = 1024  # the number of inputs up to which float32 adds products of 7 and 8 bits exactly
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear``, its forward pass in 8 bits: [..., I], [O, I] and [O] to [..., O].
+    """``torch.nn.functional.linear`` with an 8-bit forward pass: [..., I], [O, I] and [O] to [..., O].
 
-    All activations of a call share a step s and a zero point z: x ≈ s (q − z), q = round(x / s + z) from −128 to 127;
-    s = (max(x, 0) − min(x, 0)) / 255. The weights of each output o have a step: w ≈ s_o q, q from −127 to 127. So
-    y = s s_o (Σ q_x q_w − z Σ q_w) + bias, whose sums of integers are exact.
+    All activations of a call share a step s and a zero point z: x ≈ s (q − z), q = round(x / s + z) from −128 to 127,
+    and s = (max(x, 0) − min(x, 0)) / 255. Each output o has its own step for its weights: w ≈ s_o q, q from −127 to
+    127. So y = s s_o (Σ q_x q_w − z Σ q_w) + bias, and the sums of integers are exact.
 
-    Where there is nothing to round (no examples, numbers other than float32 on a CPU), where an activation is not
-    finite, and under autocast and transforms of functions, the layer is torch's own.
+    Torch's own layer runs instead in these cases:
+
+    - there are no examples, or the numbers are not float32 on a CPU
+    - an activation is not finite
+    - autocast or a transform of functions is active
     """
     if not _serves(input, weight, bias):
         return F.linear(input, weight, bias)
     low, high = (float(number) for number in torch.aminmax(input.detach()))
-    if not math.isfinite(high - low):  # so that what is refused is what float32 would find
+    if not math.isfinite(high - low):  # so that refusals are the same as in float32
         return F.linear(input, weight, bias)
     flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
     output: Tensor = _Int8Linear.apply(flat, weight, bias, min(low, 0.0), max(high, 0.0))  # type: ignore[no-untyped-call]
@@ -50,7 +53,7 @@ def _serves(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class _Int8Linear(torch.autograd.Function):
-    """[B, I], [O, I] and [O] to [B, O]; activations lie between ``low`` ≤ 0 and ``high`` ≥ 0."""
+    """[B, I], [O, I] and [O] to [B, O]. Activations are between ``low`` ≤ 0 and ``high`` ≥ 0."""
 
     @staticmethod
     def forward(
@@ -60,7 +63,8 @@ class _Int8Linear(torch.autograd.Function):
         step = max((high - low) / 255, LEAST_STEP)
         zero = -128 - round(low / step)
         steps = weight.abs().amax(1).div_(127).clamp_(min=LEAST_STEP)
-        # another net may have moved the weight since its steps were taken: codes that wrap around would change their sign
+        # another net may have moved the weight since its steps were computed. A code that wraps around would change
+        # its sign.
         rounded = weight.div(steps[:, None]).round_().clamp_(-127, 127)
         weight_codes = torch.empty(weight.shape, dtype=torch.int8).copy_(rounded)
         steps.mul_(step)
@@ -68,7 +72,7 @@ class _Int8Linear(torch.autograd.Function):
         if bias is not None:
             offset += bias
         output = torch.empty(len(input), len(weight))
-        # in parts that stay in a core's cache: memory is passed over once, not once for each operation
+        # in parts that stay in a core's cache, so that the operations together pass over memory once
         rows = max(1, _NUMBERS_OF_A_PART * torch.get_num_threads() // input.shape[1])
         numbers = torch.empty(min(rows, len(input)), input.shape[1])
         codes = torch.empty(numbers.shape, dtype=torch.int8)
@@ -89,10 +93,8 @@ class _Int8Linear(torch.autograd.Function):
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a bᵀ exactly: int8[B, I], int8[O, I] to int32[B, O]; b has no −128."""
-    if (
-        _multiplies_integers() and a.shape[1] > 1
-    ):  # of one input torch's is wrong where there are several outputs
+    """Returns a bᵀ exactly: int8[B, I], int8[O, I] to int32[B, O]. ``b`` must not contain −128."""
+    if _multiplies_integers() and a.shape[1] > 1:  # torch's result is wrong for one input and several outputs
         result: Tensor = torch._int_mm(a, b.mT)
         return result
     total = torch.zeros(len(a), len(b), dtype=torch.int32)
@@ -104,6 +106,6 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _multiplies_integers() -> bool:
-    """Whether torch multiplies int8 here with instructions made for it; else it does so number by number."""
+    """Returns whether torch has fast int8 instructions here. Otherwise it multiplies one number at a time."""
     supported = getattr(torch.cpu, "_is_vnni_supported", None)
     return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())  # type: ignore[no-untyped-call]

@@ -1,8 +1,9 @@
-"""Float32 linear layers through oneDNN, for :class:`girih.dense.accel.arithmetic.LinearBy`: only the order of summation differs.
+"""Float32 linear layers through oneDNN, for :class:`girih.dense.accel.arithmetic.LinearBy`.
 
-PyTorch multiplies float32 matrices with MKL, which leaves AVX-512 alone on processors that are not Intel's:
-there oneDNN, which PyTorch carries along for bfloat16, takes half the time
-(docs/decisions/0006-linear-through-onednn.md). On Intel's own it takes 1.1 to 1.3 times MKL's (decision 0029).
+Only the order of summation differs from torch's layers. PyTorch multiplies float32 matrices with MKL, which does not
+use AVX-512 on processors of other vendors than Intel. On these, oneDNN, which PyTorch includes for bfloat16, takes
+half the time (docs/decisions/0006-linear-through-onednn.md). On Intel's processors it takes 1.1 to 1.3 times as long
+as MKL (decision 0029).
 
 Shapes: B examples (all dimensions before the last), I inputs, O outputs.
 """
@@ -24,12 +25,12 @@ MIN_PRODUCTS = 1 << 22  # B · I · O below which MKL is as fast
 
 
 def pays() -> bool:
-    """Whether layers are faster through oneDNN here: MKL is as fast on the processors of those who make it."""
+    """Returns whether layers are faster through oneDNN here. On Intel's processors MKL is as fast."""
     return available() and _vendor() != "GenuineIntel"
 
 
 def available() -> bool:
-    """Whether this machine and this PyTorch have what :func:`linear` needs."""
+    """Returns whether this machine and this PyTorch support :func:`linear`."""
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -40,14 +41,14 @@ def available() -> bool:
 
 @lru_cache(maxsize=1)
 def _vendor() -> str:
-    """The vendor of the processor, "" where the system does not say."""
+    """The vendor of the processor, or "" if the system does not report it."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear`` through oneDNN, or torch's own where that serves better: [..., I], [O, I] and [O] to [..., O]."""
+    """``torch.nn.functional.linear`` through oneDNN if that is faster: [..., I], [O, I] and [O] to [..., O]."""
     if not _serves(input, weight, bias):
         return F.linear(input, weight, bias)
     flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
@@ -56,7 +57,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.is_grad_enabled()
         else _product(flat, weight, bias)
     )
-    # a view of it would cost copies where the next layer works in place
+    # a view would cost copies if the next layer works in place
     return output if input.dim() == 2 else output.view(*input.shape[:-1], -1)
 
 
@@ -65,7 +66,7 @@ def _serves(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def is_plain_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether these are float32 matrices on a CPU that fit, and nothing else has a say in how they are multiplied."""
+    """Returns whether these are float32 matrices on a CPU with matching shapes, and no torch mode is active."""
     return (
         weight.dim() == 2
         and input.shape[-1] == weight.shape[1]
@@ -73,7 +74,7 @@ def is_plain_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and all(t is None or _is_plain(t) for t in (input, weight, bias))
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()  # vmap and its kin want torch's own operators
+        and not torch._C._are_functorch_transforms_active()  # vmap and similar transforms need torch's own operators
     )
 
 
@@ -82,7 +83,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 class _OrderedLinear(torch.autograd.Function):
-    """[B, I], [O, I] and [O] to [B, O]: three products, each only where it is wanted."""
+    """[B, I], [O, I] and [O] to [B, O]. Computes each of its three products only if it is needed."""
 
     @staticmethod
     def forward(ctx: Context, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -92,7 +93,7 @@ class _OrderedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
-        # where someone differentiates the gradient only torch's own operators serve
+        # a differentiable gradient needs torch's own operators
         product = _differentiable_product if torch.is_grad_enabled() else _product
         return _gradients(ctx.needs_input_grad, gradient, input, weight, product)
 
@@ -100,11 +101,12 @@ class _OrderedLinear(torch.autograd.Function):
 def gradients(
     wanted: Sequence[bool], gradient: Tensor, input: Tensor, weight: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias of a linear layer, in float32, the way that is faster here.
+    """Gradients of input, weight and bias of a linear layer, in float32, by the faster library.
 
     Args:
-        wanted: which of the three; the others are None.
-        gradient: [B, O], of the output; input, weight: [B, I], [O, I].
+        wanted: which of the three gradients are needed; the others are None.
+        gradient: [B, O], of the output.
+        input, weight: [B, I], [O, I].
     """
     through = pays() and input.numel() * weight.shape[0] >= MIN_PRODUCTS and not torch.is_grad_enabled()
     return _gradients(wanted, gradient, input, weight, _product if through else _differentiable_product)
@@ -117,7 +119,7 @@ def _gradients(
     weight: Tensor,
     product: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    gradient = gradient.contiguous()  # it may be some columns of a wider one
+    gradient = gradient.contiguous()  # the gradient may be some columns of a wider tensor
     of_input = of_weight = of_bias = None
     if wanted[0]:
         of_input = product(gradient, weight.mT)
@@ -130,10 +132,10 @@ def _gradients(
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a bᵀ + bias, without a copy where ``a`` is contiguous and ``b`` or its transpose is."""
+    """Returns a bᵀ + bias. Copies nothing if ``a`` is contiguous and ``b`` or its transpose is."""
     if bias is not None:
         bias = bias.contiguous()
-    if not (b.is_contiguous() or b.mT.is_contiguous()):  # oneDNN would multiply number by number
+    if not (b.is_contiguous() or b.mT.is_contiguous()):  # oneDNN would multiply one number at a time
         b = b.contiguous()
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
     return product

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from girih.schema import Schema
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from glibc's malloc.h
 KEPT_BYTES = 1 << 30
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """From now on up to 1 GiB that this process frees stays with it, large tensors among it.
+    """Makes this process keep up to 1 GiB of freed memory, including large tensors.
 
-    Otherwise every step's activations are fresh pages, which the kernel has to find and to clear: thousands of
-    page faults per step. No tensor gets a mapping of its own, since that is given back whenever it is freed, and
-    the size from which on tensors get one cannot be set above 32 MiB. Does nothing where the C library is not glibc.
+    Otherwise the activations of every step are fresh pages. The kernel has to find and clear these pages: thousands of
+    page faults per step. No tensor gets a separate mapping, because free() returns a mapping to the system at once.
+    The size limit for mappings cannot be set above 32 MiB. Does nothing if the C library is not glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -36,17 +36,17 @@ def keep_freed_memory() -> None:
 
 SPINS = "GOMP_SPINCOUNT"
 FEW_SPINS = 20_000
-"""About 0.2 ms: longer than what lies between two of a network's layers, shorter than a look-up."""
+"""About 0.2 ms: longer than the time between two layers of a network, shorter than a look-up."""
 
 
 def set_omp_spin() -> None:
-    """Sets how long idle threads spin, unless the environment says it or PyTorch, which reads it, is there already."""
+    """Sets how long idle threads spin, unless the environment sets it or PyTorch, the reader, is already imported."""
     if "torch" not in sys.modules and SPINS not in os.environ and "OMP_WAIT_POLICY" not in os.environ:
         os.environ[SPINS] = str(FEW_SPINS)
 
 
 def spins() -> str:
-    """The setting of spins in this process's environment, in words."""
+    """Describes the spin setting in this process's environment."""
     if SPINS in os.environ:
         return f"{SPINS}={os.environ[SPINS]}"
     policy = os.environ.get("OMP_WAIT_POLICY")
@@ -54,15 +54,19 @@ def spins() -> str:
 
 
 CAPACITIES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "32"}
-"""Read by oneDNN and by PyTorch at the first product: a step of a DLRM of nine layers fits, which at 32 makes 18 of oneDNN's anew."""
+"""Cache sizes that oneDNN and PyTorch read at the first product.
+
+A step of a DLRM with nine layers fits. With 32 entries, oneDNN would create 18 primitives again in each step.
+"""
 
 
 def limit_primitive_caches(schema: Schema) -> None:
-    """Sets how many primitives the caches keep where features are histories, each unless the environment says it.
+    """Sets the number of primitives in the caches if some features are histories. The environment takes precedence.
 
-    Of other features the shapes of all steps are the same. After a first product this changes nothing.
+    With other features, all steps have the same shapes. A call after the first product has no effect.
     """
-    # importing girih imports this module, and files of the working directory must not hide what the schema imports
+    # imported here: importing girih imports this module, and files of the working directory must not hide imports of
+    # the schema
     from girih.schema import Sequence
 
     if Sequence in map(type, schema.features):
@@ -74,13 +78,13 @@ Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
 
 def defer_dynamo() -> None:
-    """Defers the import of ``torch._dynamo``: its marks do nothing in this process until something else of it is used."""
+    """Defers the import of ``torch._dynamo``. Its decorators do nothing until this process uses another part of it."""
     if NAME not in sys.modules:
         sys.modules[NAME] = _Unloaded(NAME)
 
 
 class _Unloaded(ModuleType):
-    utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")  # as without any setting
+    utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")  # the default
 
     @staticmethod
     def disable(function: Decorated, *_: object, **__: object) -> Decorated:
@@ -91,7 +95,7 @@ class _Unloaded(ModuleType):
         return
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__") and name != "__path__":  # who inspects all modules asks for these
+        if name.startswith("__") and name != "__path__":  # tools that inspect all modules ask for these
             raise AttributeError(name)
         if sys.modules[NAME] is self:
             del sys.modules[NAME]

@@ -1,6 +1,7 @@
-"""The dense half of a trainer among others: every step, all replicas move by the sum of their gradients.
+"""The dense half of a trainer of several: after each step, all replicas move by the sum of their gradients.
 
-Persia's Algorithm 2: the locks there are the AllReduce here, in buckets, beside the backward pass (§4.2.3).
+This is Persia's Algorithm 2. An AllReduce in buckets, which runs during the backward pass (§4.2.3), replaces its
+locks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SELDOM = 1 << 30
 
 
 class SynchronousReplica(Replica):
-    """One copy of several, which all start as rank 0's."""
+    """One of several copies of the dense parameters, which all start with the values of rank 0."""
 
     def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
         super().__init__(spec)
@@ -43,13 +44,16 @@ class SynchronousReplica(Replica):
         begin_as_first(self.module, ranks)
 
     def _normalizing(self, *, counted: bool) -> AbstractContextManager[object]:
-        """Around a forward pass of training in which each trainer has other examples, which count or not."""
+        """Returns the context for a training forward pass in which each trainer has other examples.
+
+        ``counted`` says whether this trainer's examples count.
+        """
         if not self._spec.global_batch_norm or self.ranks.size == 1:
             return nullcontext()
         return GlobalBatchNorm(self.ranks, self.stats_of_process, counted=counted)
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
-        """See :class:`Replica`; where nothing is to be learned, others wait for what crosses the wire all the same."""
+        """See :class:`Replica`. Takes part in the communication even if this trainer has no loss."""
         if mean is None and outputs.requires_grad and self.ranks.size > 1:
             outputs.backward(torch.zeros_like(outputs))  # type: ignore[no-untyped-call]
         super()._backward(outputs, mean, share)
@@ -59,7 +63,7 @@ def _refuse_shared_gpus(ranks: TrainerGroup, device: torch.device) -> None:
     """Refuses two trainers on one GPU, which NCCL does not connect.
 
     Raises:
-        ConfigError: on all trainers alike.
+        ConfigError: raised on every trainer.
     """
     local_uuid = str(torch.cuda.get_device_properties(device).uuid)
     of_ranks = ranks.broadcast(ranks.gather(local_uuid))
@@ -72,16 +76,16 @@ def _refuse_shared_gpus(ranks: TrainerGroup, device: torch.device) -> None:
 
 
 class AllReducedReplica(SynchronousReplica):
-    """One copy of the dense parameters among equal ones.
+    """One of several equal copies of the dense parameters.
 
-    Gradients are summed, not averaged: each trainer's are of its part of the step's mean loss. Batch norm sees each
-    trainer's own examples, and rank 0's running moments are those saved, unless its specification
-    asks for global batch norm.
+    Gradients are summed and not averaged, because each trainer computes gradients of its part of the step's mean loss.
+    By default, batch norm uses the examples of each trainer alone, and checkpoints keep the running moments of rank 0.
+    The specification can ask for global batch norm instead.
     """
 
     _parallel: DistributedDataParallel | None = None
     _passing: ExitStack | None = None
-    """Closed when the backward pass under way has ended."""
+    """The contexts that close at the end of the current backward pass."""
 
     def __init__(self, spec: DenseSpec, ranks: TrainerGroup) -> None:
         super().__init__(spec, ranks)
@@ -95,9 +99,9 @@ class AllReducedReplica(SynchronousReplica):
         *,
         last: bool = True,
     ) -> ReplicaComputed:
-        """See :class:`Replica`; the first call finds out which parameters a loss depends on.
+        """See :class:`Replica`. The first call finds out which parameters the loss depends on.
 
-        Gradients of all micro-batches are summed here, and over the trainers once.
+        Gradients of all micro-batches are summed here first. The trainers then sum them once.
         """
         if self._parallel is None and self.ranks.size > 1 and self.parameters:
             self._parallel = self._distributed(*_one_example(batch, embeddings))
@@ -105,7 +109,7 @@ class AllReducedReplica(SynchronousReplica):
             return super().compute(batch, embeddings, onto, last=last)
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
-        """A trainer whose share is empty takes part with an example that counts nothing."""
+        """The model's outputs. A trainer with an empty share takes part with one example that does not count."""
         has_examples = batch.num_examples > 0
         with self._normalizing(counted=has_examples) if train else nullcontext():
             if has_examples:
@@ -113,18 +117,20 @@ class AllReducedReplica(SynchronousReplica):
             return super()._outputs(*_one_example(batch, embeddings), train=train)[:0]
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
-        """See :class:`Replica`; at its end this trainer waits for the gradients of the others."""
+        """See :class:`Replica`. At the end, this trainer waits for the gradients of the others."""
         with ExitStack() as self._passing:
             super()._backward(outputs, mean, share)
         self._passing = None
 
     def _over_batch(self, targets: Targets, batch: Batch) -> Targets:
-        """See :class:`Replica`; with the way to the rows of all trainers."""
+        """See :class:`Replica`. Adds the function that gathers the rows of all trainers."""
         targets = super()._over_batch(targets, batch)
         if self.ranks.size == 1 or batch.share is None:
             return targets
         size, num_trainers = batch.share.num_examples, self.ranks.size
-        bounds = [rank * size // num_trainers for rank in range(num_trainers + 1)]  # as share_of cuts
+        bounds = [
+            rank * size // num_trainers for rank in range(num_trainers + 1)
+        ]  # the same bounds as in share_of
         sizes = [end - start for start, end in itertools.pairwise(bounds)]
 
         def gather(rows: Tensor) -> Tensor:
@@ -134,7 +140,7 @@ class AllReducedReplica(SynchronousReplica):
         return targets._replace(first=bounds[self.ranks.rank], gather=gather)
 
     def close(self) -> None:
-        """Lets go of what refers to the group of trainers."""
+        """Releases the references to the group of trainers."""
         self._parallel = None
 
     def _module(self, *, train: bool) -> nn.Module:
@@ -144,7 +150,7 @@ class AllReducedReplica(SynchronousReplica):
     def _distributed(self, batch: Batch, embeddings: Embeddings) -> DistributedDataParallel:
         unused = self.ranks.any(self._leaves_some_aside(batch, embeddings))
         with warnings.catch_warnings():
-            # of an option whose successor does not do the same
+            # the successor of this deprecated option behaves differently
             warnings.simplefilter("ignore", FutureWarning)
             parallel = DistributedDataParallel(
                 super()._module(train=True),
@@ -157,14 +163,15 @@ class AllReducedReplica(SynchronousReplica):
         if self.deferred:  # DDP waits for the GPU when it measures a step
             parallel._set_ddp_runtime_logging_sample_rate(_SELDOM)  # type: ignore[no-untyped-call]
         self._order_buckets(parallel, batch, embeddings)
-        # a lambda, because types of arguments are checked at run time, where they are no longer known
+        # a lambda, because DDP checks annotated argument types that are unknown at run time
         parallel.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
         return parallel
 
     def _order_buckets(self, parallel: DistributedDataParallel, batch: Batch, embeddings: Embeddings) -> None:
-        """Has DDP order its buckets now, as it does once, after a first backward pass.
+        """Makes DDP order its buckets now. DDP does this once, after the first backward pass.
 
-        The order decides in which order a ring adds, and a run that is resumed must add as one that never stopped.
+        The order of buckets decides the order of summation. A resumed run must add in the same order as an
+        uninterrupted run.
         """
         self._set_mode(False)
         self._parallel = parallel
@@ -174,8 +181,8 @@ class AllReducedReplica(SynchronousReplica):
             parameter.grad = None
 
     def _leaves_some_aside(self, batch: Batch, embeddings: Embeddings) -> bool:
-        """Whether the logits do not depend on all parameters; tried out with one example."""
-        self._set_mode(False)  # moves no running mean, draws no random number
+        """Returns whether the logits do not depend on all parameters. Tries it with one example."""
+        self._set_mode(False)  # evaluation moves no running mean and draws no random number
         numeric = torch.from_numpy(batch.numeric).to(self.device)
         logits = self._logits_of(numeric, to_device(embeddings, self.device), train=False)
         self._set_mode(True)
@@ -184,12 +191,12 @@ class AllReducedReplica(SynchronousReplica):
 
     def _sum(self, bucket: torch._C._distributed_c10d.GradBucket) -> object:
         start, buffer = time.perf_counter(), bucket.buffer()
-        # a ring passes each part on to the next rank, once to sum it and once to tell it
+        # a ring sends each part to the next rank twice: once to sum it, and once to share the sum
         stats, size = self.stats_of_process, self.ranks.size
         stats.sent("dense", 2 * (size - 1) * buffer.numel() * buffer.element_size() // size)
         work = self.ranks.all_reduce(buffer, async_op=True)
         if bucket.is_last() and self._passing is not None:
-            # behind all that is left to compute, and before DDP's own, which waits for all buckets
+            # runs after the remaining computation, and before DDP's own callback, which waits for all buckets
             begin = partial(self._passing.enter_context, waiting())
             torch.autograd.Variable._execution_engine.queue_callback(begin)
 
@@ -201,7 +208,7 @@ class AllReducedReplica(SynchronousReplica):
 
 
 def _one_example(batch: Batch, embeddings: Embeddings) -> tuple[Batch, Embeddings]:
-    """Makes embeddings of zeros, without ids."""
+    """Makes one example with zero embeddings and without ids."""
     numeric, labels = (np.zeros((1, array.shape[1]), np.float32) for array in (batch.numeric, batch.labels))
     return replace(batch, numeric=numeric, labels=labels), embeddings.mapped(
         lambda bags: bags.new_zeros(1, *bags.shape[1:]),

@@ -1,6 +1,6 @@
 """An optimizer step that a flag on the device may refuse, so that no step waits for the GPU.
 
-The host learns the flag one step later. Until then the flag keeps parameters and optimizer state where they are.
+The host learns the flag one step later. Until then the flag prevents changes of parameters and optimizer state.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 Gradients = list[Tensor | None]
 """The gradient of each parameter, or None if it took no part in the loss."""
 Buffers = Sequence[tuple[Tensor, Tensor]]
-"""Tensors, each with a copy of what it was before a batch."""
+"""Tensors, each with a copy of its value before a batch."""
 
 
 def take_step_masked(
     half: Replica, refused: Tensor, gradients: Gradients, buffers: Buffers
 ) -> Callable[[], None]:
-    """One optimizer step, which leaves all as it was, and puts buffers back, where the flag is set; waits for nothing.
+    """Takes one optimizer step without waiting. If the flag is set, nothing moves and the buffers are restored.
 
     Returns:
-        What the host is to do once it learns that the flag was set.
+        A function that the host must call if it learns that the flag was set.
     """
     half.stopped.logical_or_(refused)
     for buffer, before in buffers:
@@ -41,26 +41,26 @@ def take_step_masked(
 
 
 def move_masked(half: Replica, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
-    """One optimizer step, after clipping, which leaves all as it was where the flag is set.
+    """Takes one optimizer step, after clipping. If the flag is set, nothing moves.
 
     Args:
         refused: 0-d bool, on the device.
 
     Returns:
-        What the host is to do once it learns that the flag was set.
+        A function that the host must call if it learns that the flag was set.
     """
     optimizer = half.optimizer
     if optimizer is None:
         return lambda: None
     learning = {p for p, gradient in zip(half.parameters, gradients, strict=True) if gradient is not None}
-    # whose state the optimizer makes in this step; or who knows what it keeps, and where
+    # the optimizer creates state in this step, or girih does not know where the optimizer keeps its state
     if not learning <= half.begun or not _keeps_state_as_torch(optimizer):
         half.begun |= learning
         if not refused:
             half.move(gradients)
         return lambda: None
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        # one kernel for the whole step, which reads the flag itself
+        # one fused kernel takes the whole step and reads the flag itself
         scaled: Any = optimizer
         scaled.grad_scale, scaled.found_inf = None, refused.float()
         try:
@@ -76,7 +76,7 @@ def move_masked(half: Replica, refused: Tensor, gradients: Gradients) -> Callabl
 
 
 def copies_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[Buffers, Callable[[], None]]:
-    """Copies of parameters and state on the device; and what puts back the state that the host has."""
+    """Copies parameters and state on the device. Also returns a function that restores the state on the host."""
     tensors = [p.detach() for group in optimizer.param_groups for p in group["params"]]
     numbers = []
     for state in optimizer.state.values():
@@ -95,5 +95,5 @@ def copies_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[B
 
 
 def _keeps_state_as_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all that its steps move are parameters and the tensors and numbers of their states."""
+    """Returns whether steps move only the parameters and the tensors and numbers of the optimizer's state."""
     return type(optimizer).__module__.startswith(("torch.optim.", "girih."))

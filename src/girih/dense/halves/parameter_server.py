@@ -1,7 +1,8 @@
-"""The dense half of a trainer that waits for no other: a dense server applies each one's gradients as they come.
+"""The dense half of a trainer that waits for no other trainer. A dense server applies gradients as they arrive.
 
-Persia's asynchronous baseline. The dense server is a thread of rank 0, beside the optimizer that it uses, and on its device. Between GPUs
-gradients and parameters go through pinned memory of the host, by streams of their own (:mod:`girih.comm.pinned`).
+This is Persia's asynchronous baseline. The dense server is a thread of rank 0. It uses the optimizer and the device of
+rank 0. Between GPUs, gradients and parameters go through pinned memory of the host, on separate streams
+(:mod:`girih.comm.pinned`).
 
 Shapes: P numbers of all parameters together, n parameters.
 """
@@ -37,10 +38,11 @@ from girih.kernels.cpu.arrays import U8
 
 
 class ParameterVerb(IntEnum):
-    """Requests of other trainers, with the integers and arrays of each:
+    """Requests of other trainers, with the integers and arrays of each.
 
-    STEP: (version,); a gradient float32[P], and uint8[n], which parameters took part in the loss → (version,); float32[P], the parameters.
-    NEWEST: () → as STEP.
+    - STEP: (version,), a gradient float32[P], and uint8[n] that marks the parameters that took part in the loss →
+      (version,) and the parameters, float32[P].
+    - NEWEST: () → the same reply as STEP.
     """
 
     STEP = 1
@@ -49,28 +51,29 @@ class ParameterVerb(IntEnum):
 
 @dataclass(frozen=True)
 class _Sending:
-    """A gradient that is sent once it is on the host, unless its step is refused."""
+    """A gradient that leaves when it is on the host, unless its step is refused."""
 
     sent: Future[Reply | None]
 
     def done(self) -> bool:
-        """Whether :meth:`wait` returns at once."""
+        """Returns whether :meth:`wait` returns at once."""
         if not self.sent.done() or self.sent.exception() is not None:
             return self.sent.done()
         reply = self.sent.result()
         return reply is None or reply.done()
 
     def wait(self) -> Frame | None:
-        """The server's answer; None where it was not asked after all."""
+        """Returns the server's answer, or None if nothing was sent."""
         reply = self.sent.result()
         return None if reply is None else reply.wait()
 
 
 class ParameterServer(Service):
-    """The parameters that count, and the optimizer that moves them; its methods may be called from any thread.
+    """Owns the newest parameters and the optimizer that moves them. Its methods may be called from any thread.
 
     Args:
-        address, secret: where other trainers reach it, and what they prove to know.
+        address: the address for other trainers.
+        secret: proves that a peer belongs to the run.
     """
 
     verbs = ParameterVerb
@@ -90,11 +93,12 @@ class ParameterServer(Service):
         version: int,
         move: Callable[[Gradients], object] | None = None,
     ) -> tuple[Tensor, int]:
-        """One optimizer step; returns the parameters after it, float32[P], and their version.
+        """Takes one optimizer step. Returns the parameters after the step, float32[P], and their version.
 
         Args:
-            gradient: float32[P], on the device of the parameters. participating: uint8[n], whether each parameter took part in the loss.
-            version: of the parameters that it is the gradient of.
+            gradient: float32[P], on the device of the parameters.
+            participating: uint8[n], whether each parameter took part in the loss.
+            version: the version of the parameters that the gradient was computed with.
             move: moves the parameters; the replica's own method by default.
         """
         with self._lock:
@@ -109,7 +113,7 @@ class ParameterServer(Service):
             return self._flat(), self.version
 
     def _check(self, gradient: NDArray[Any], participating: NDArray[Any]) -> None:
-        """Refuses what is no gradient of these parameters."""
+        """Refuses arrays that are not a gradient of these parameters."""
         numbers, num_parameters = (
             sum(each.numel() for each in self.replica.parameters),
             len(self.replica.parameters),
@@ -119,7 +123,7 @@ class ParameterServer(Service):
             raise WireError(f"{came}; expected a gradient float32[{numbers}] and uint8[{num_parameters}]")
 
     def newest(self) -> tuple[Tensor, int]:
-        """The parameters, float32[P], and their version."""
+        """Returns the parameters, float32[P], and their version."""
         with self._lock:
             return self._flat(), self.version
 
@@ -147,12 +151,13 @@ class ParameterServerReplica(Replica):
     """A copy of the dense parameters that a dense server moves.
 
     Args:
-        staleness: gradients that may be on their way to the server when a batch is computed.
-        address: where the server listens, see :func:`girih.comm.service.listen`.
+        staleness: the number of gradients that may be on their way to the server when a batch is computed.
+        address: the address at which the server listens, see :func:`girih.comm.service.listen`.
         secret: proves that a peer belongs to the run.
 
     Attributes:
-        optimizer: on rank 0 the server's; on the others one that carries the learning rate schedule alone.
+        optimizer: on rank 0, the server's optimizer; on other ranks, an optimizer that only carries the learning rate
+            schedule.
     """
 
     def __init__(
@@ -163,7 +168,7 @@ class ParameterServerReplica(Replica):
         self._version = 0
         self._parcels = Parcels(spec.device)
         self._under_way: deque[Reply | _Sending] = deque()
-        self._server: ParameterServer | None = None  # on rank 0; the others are its clients
+        self._server: ParameterServer | None = None  # on rank 0; the other ranks are clients
         self._client: Client | None = None
         self._closing = ExitStack()
         if not self.parameters:
@@ -176,13 +181,13 @@ class ParameterServerReplica(Replica):
                 ranks.broadcast(server.listen(self._closing))
         else:
             self._client = self._closing.enter_context(connect(ranks.broadcast(None), secret=secret))
-        if self.deferred:  # closed before the client, by which gradients leave
+        if self.deferred:  # closed before the client, because gradients leave through the client
             self._lane = FromDevice(spec.device)
             self._departures = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-gradients"))
         self._refresh()
 
     def move(self, gradients: Gradients) -> None:
-        """Sends the gradients; waits where more than ``staleness`` steps are under way."""
+        """Sends the gradients. Waits if more than ``staleness`` steps are under way."""
         if not self.parameters:
             return
         gradient, participating = self._flattened(gradients)
@@ -197,7 +202,7 @@ class ParameterServerReplica(Replica):
             self._take_arrived(self._staleness)
 
     def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
-        """As :meth:`move`, unless a flag on the device is set; see :class:`Replica`."""
+        """The same as :meth:`move`, unless a flag on the device is set; see :class:`Replica`."""
         if self._client is not None:
             self._send_masked(self._client, refused, gradients)
         return (lambda: None) if self._server is None else self._moved_here(self._server, refused, gradients)
@@ -214,7 +219,7 @@ class ParameterServerReplica(Replica):
         self._set_parameters(flat, version)
 
         def go_on() -> None:
-            if server.version == version:  # else the host's numbers are those of steps that others took since
+            if server.version == version:  # else other trainers moved them since
                 put_back[0]()
 
         return go_on
@@ -235,7 +240,7 @@ class ParameterServerReplica(Replica):
         self._take_arrived(self._staleness)
 
     def _flattened(self, gradients: Gradients) -> tuple[Tensor, U8]:
-        """float32[P], and uint8[n], which of the parameters took part in the loss."""
+        """Returns float32[P], and uint8[n] that marks the parameters that took part in the loss."""
         participating = np.array([gradient is not None for gradient in gradients], np.uint8)
         pairs = zip(self.parameters, gradients, strict=True)
         return torch.cat(
@@ -243,13 +248,13 @@ class ParameterServerReplica(Replica):
         ), participating
 
     def sync(self) -> None:
-        """Returns when the server has taken all steps of all trainers, with the newest parameters here."""
+        """Returns when the server has taken all steps of all trainers and this trainer has the newest parameters."""
         self._take_arrived(0)
         self._ranks.barrier()
         self._refresh()
 
     def stats(self) -> dict[str, int]:
-        """On rank 0: steps of others between a gradient's parameters and its step, at most."""
+        """On rank 0: the largest number of other steps between a gradient's parameters and its step."""
         return {"staleness_max": 0 if self._server is None else self._server.staleness_max}
 
     def restore(self, state: DenseState) -> None:
@@ -259,11 +264,11 @@ class ParameterServerReplica(Replica):
             self._server.replica.module.load_state_dict(state["model"])
 
     def close(self) -> None:
-        """Ends the server, or leaves it."""
+        """Ends the server on rank 0. Disconnects from it on other ranks."""
         self._closing.close()
 
     def _refresh(self) -> None:
-        """Takes the newest parameters."""
+        """Fetches the newest parameters."""
         if self._server is not None:
             self._set_parameters(*self._server.newest())
         elif self._client is not None:

@@ -38,9 +38,9 @@ class ReplicaComputed:
     """Loss and gradients of one batch, or of several micro-batches.
 
     Attributes:
-        buffers: those of the model, as they were before the batch.
+        buffers: the model's buffers before the batch.
         largest: float32[P], on the device: the largest absolute value of each gradient.
-        embeddings: those of each micro-batch.
+        embeddings: the embeddings of each micro-batch.
         refusal: why the step is refused, if the host knows a reason that the loss and ``largest`` do not show.
     """
 
@@ -53,10 +53,10 @@ class ReplicaComputed:
     refusal: NonFiniteError | None = None
 
     def apply(self, vote: Vote) -> Outcome:
-        """One optimizer step, unless the vote refuses it.
+        """Takes one optimizer step, unless the vote refuses it.
 
         Raises:
-            LookupError: nobody has cast the vote.
+            LookupError: there is no vote.
         """
         if vote.ballots is None:
             raise LookupError("a step that nobody has voted on")
@@ -83,15 +83,17 @@ class ReplicaComputed:
         return Outcome(None, flat, read, together=len(vote.ballots) > 1)
 
     def names(self) -> list[str]:
-        """The names of the parameters whose gradients hold any number."""
+        """The names of the parameters whose gradients are not empty."""
         named = zip(self.half.named_parameters, self.gradients, strict=True)
         return [name for (name, _), each in named if each is not None and each.numel()]
 
     def explain(self, names: Sequence[str], numbers: Numbers, losses: Numbers = ()) -> NonFiniteError | None:
-        """Why the dense half refuses the step; None where it does not.
+        """Returns the reason why the dense half refuses the step, or None.
 
         Args:
-            names: of the gradients. numbers: this trainer's, as :meth:`_local_numbers` has them. losses: those of all trainers.
+            names: the names of the gradients.
+            numbers: this trainer's numbers, in the order of :meth:`_local_numbers`.
+            losses: the losses of all trainers.
         """
         loss, stopped, _, *largest = numbers
         if stopped:
@@ -112,7 +114,7 @@ class ReplicaComputed:
         return None
 
     def _local_numbers(self, vote: Vote) -> Tensor:
-        """float64[3 + P]: the loss, whether a step before was refused, whether this one is, the largest values."""
+        """float64[3 + P]: the loss, whether an earlier step or this step was refused (two numbers), the maxima."""
         flags = (self.half.stopped, vote.refused)
         return torch.cat(
             [self.vote.loss.reshape(1), *(each.reshape(1).double() for each in flags), self.largest.double()]
@@ -127,7 +129,7 @@ class ReplicaComputed:
         of_rows: Numbers,
         local: Numbers = (),
     ) -> StepFacts:
-        """The outcome of the step, from numbers that are on the host; ``local`` where it may have been refused."""
+        """The outcome of the step, from numbers on the host. ``local`` is present if the step may have been refused."""
         losses, refusal = votes, None
         if vote.ranks is not None:
             losses = votes[LOSS :: len(BALLOT)]
@@ -147,10 +149,10 @@ class Replica:
     """One copy of the dense parameters.
 
     Attributes:
-        optimizer: the one that moves the parameters; None where there are none.
+        optimizer: moves the parameters; None if there are no parameters.
         stopped: 0-d bool, on the device: a step was refused, and the host does not know it yet.
-        begun: parameters whose state the optimizer has made.
-        voters: the trainers that vote on a step; None where this one votes alone.
+        begun: parameters for which the optimizer has created state.
+        voters: the trainers that vote on a step; None if this trainer decides alone.
     """
 
     voters: TrainerGroup | None = None
@@ -160,19 +162,19 @@ class Replica:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.module = spec.module.to(self.device)
-        self._kind: type[nn.Module] = type(spec.module)  # that errors name
+        self._kind: type[nn.Module] = type(spec.module)  # the class that errors name
         self.named_parameters = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in self.named_parameters]
         self.optimizer = made_by(spec.optimizer, self.parameters)
         self.deferred, self.stopped = spec.deferred, torch.zeros((), dtype=torch.bool, device=self.device)
-        self.begun: set[nn.Parameter] = set()  # whose state the optimizer has made
+        self.begun: set[nn.Parameter] = set()  # parameters for which the optimizer has created state
         self._compiled: CompiledModel | None = None
         if spec.compile:
             self._compiled = CompiledModel(self.module, replays=self.device.type == "cuda")
         self._loss = loss_of(self.module)
         self._to_logits: Callable[[Tensor], Tensor] | None = getattr(self.module, "logits", None)
         self._loss_features = _places(self.module)
-        # a loss over the whole batch is each trainer's part of the step's, and needs all trainers in it
+        # each trainer computes its part of a loss over the whole batch, and all trainers must take part
         self.whole_batch = is_over_batch(self.module)
         self._modes: list[tuple[nn.Module, bool]] = []
 
@@ -184,7 +186,7 @@ class Replica:
         *,
         last: bool = True,
     ) -> ReplicaComputed:
-        """Forward, loss, backward; the embeddings collect their gradients, and parameters those of all micro-batches."""
+        """Runs the forward pass, the loss and the backward pass, and adds up the gradients of all micro-batches."""
         buffers = self._begin_step(onto)
         with self._phase("forward"):
             outputs = self._outputs(batch, embeddings, train=True)
@@ -196,7 +198,7 @@ class Replica:
             none = outputs.new_zeros((), dtype=torch.float64)
             loss = none if mean is None else mean.detach().double() * share
             refused = ~torch.isfinite(loss)
-            # where others wait for gradients of this trainer's loss, they get those that are not finite
+            # if other trainers wait for gradients of this trainer's loss, they get the non-finite gradients
             drops = not (self.deferred or self.whole_batch) and bool(refused)
             self._backward(outputs, None if drops else mean, share)
             refusal, gradients = self._refusal(embeddings), self._taken_gradients()
@@ -217,23 +219,23 @@ class Replica:
         return ReplicaComputed(self, vote, gradients, buffers, largest, all_embeddings, refusal)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """Logits, float32[B, T]."""
+        """Returns logits, float32[B, T]."""
         return self.logits(self.outputs(batch, embeddings))
 
     def outputs(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """The model's outputs, float32[B, ...], which are its logits unless it has a method ``logits(outputs)``."""
+        """Returns the model's outputs, float32[B, ...]: logits unless the model has a method ``logits(outputs)``."""
         self._set_mode(False)
         return self._outputs(batch, embeddings, train=False).detach()
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Logits, float32[B, T], of the model's outputs."""
+        """Returns logits, float32[B, T], from the model's outputs."""
         return outputs if self._to_logits is None else self._to_logits(outputs)
 
     def take_step(self, vote: Vote, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
-        """One optimizer step, unless the vote refuses it: then all stays as it was, and buffers are put back.
+        """Takes one optimizer step. If the vote refuses the step, nothing moves and the buffers are restored.
 
         Returns:
-            What the host is to do once it learns that the step was refused.
+            A function that the host must call if it learns that the step was refused.
         """
         if vote.deferred:
             return take_step_masked(self, vote.refused, gradients, buffers)
@@ -245,11 +247,11 @@ class Replica:
         return lambda: None
 
     def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
-        """As :meth:`move`, where a flag on the device may refuse it; see :func:`girih.dense.halves.deferred.move_masked`."""
+        """See :func:`girih.dense.halves.deferred.move_masked`: the same as :meth:`move`, unless the flag is set."""
         return move_masked(self, refused, gradients)
 
     def move(self, gradients: Gradients) -> None:
-        """One optimizer step, after clipping."""
+        """Takes one optimizer step, after clipping."""
         if self.optimizer is None:
             return
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -260,18 +262,18 @@ class Replica:
         self.optimizer.zero_grad(set_to_none=True)
 
     def sync(self) -> None:
-        """No-op: nothing is ever in flight, and nobody else moves the parameters."""
+        """No-op: nothing is in flight, and only this trainer moves the parameters."""
 
     def stats(self) -> dict[str, int]:
-        """A copy that moves in its own step is never behind."""
+        """A staleness of 0: the parameters are never stale."""
         return {"staleness_max": 0}
 
     def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
-        """Empty: there is this process alone."""
+        """Empty: this process is the only one."""
         return {}
 
     def close(self) -> None:
-        """No-op: it holds nothing but memory."""
+        """No-op: a replica only holds memory."""
 
     def state(self) -> DenseState:
         """``model`` and ``optimizer`` state dicts, and the optimizer's name."""
@@ -282,10 +284,11 @@ class Replica:
         }
 
     def restore(self, state: DenseState) -> None:
-        """The inverse of :meth:`state`; the optimizer's options stay those it has now.
+        """The inverse of :meth:`state`. The optimizer keeps its current options.
 
         Raises:
-            ValueError: of another optimizer, or another model's (then a RuntimeError).
+            ValueError: the state belongs to another optimizer.
+            RuntimeError: the state belongs to another model.
         """
         saved_name, expected = state["optimizer_name"], type(self.optimizer).__name__
         if saved_name != expected:
@@ -296,7 +299,7 @@ class Replica:
             saved = state["optimizer"]
             groups = saved["param_groups"]
             if len(groups) == len(now):
-                # by these goes, while loading, whether updates are counted on the device
+                # while loading, torch uses these options to decide whether updates are counted on the device
                 kinds = [{k: own[k] for k in ("fused", "capturable") if k in own} for own in now]
                 groups = [group | kind for group, kind in zip(groups, kinds, strict=True)]
             self.optimizer.load_state_dict({**saved, "param_groups": groups})
@@ -304,27 +307,25 @@ class Replica:
                 group.update(options)
 
     def _begin_step(self, onto: ReplicaComputed | None) -> Buffers:
-        """Gives parameters the gradients of earlier micro-batches; returns the buffers as they were before the batch."""
+        """Gives parameters the gradients of earlier micro-batches. Returns copies of the buffers before the batch."""
         self._set_mode(True)
         earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients
         for parameter, gradient in zip(self.parameters, earlier, strict=True):
-            parameter.grad = (
-                gradient  # else that of a step that an error broke off, or of a loop of the user's
-            )
+            parameter.grad = gradient  # drops a gradient that a failed step or the user's own loop left
         if onto is None:  # a refused step must not move running means either
             return [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         return onto.buffers
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
-        """The model's outputs, float32[B, T] where they are logits, checked."""
+        """Returns the model's outputs, checked: float32[B, T] if they are logits."""
         numeric = moved(batch.numeric, self.device)
-        # what is compiled has products of its own
+        # a compiled model has its own matrix products
         has_products = train and self._compiled is not None and self._spec.precision == "float32"
         arithmetic = nullcontext() if has_products else self._spec.arithmetic()
         with torch.set_grad_enabled(train), arithmetic:
             logits = self._logits_of(numeric, to_device(embeddings, self.device), train=train)
         rows = self._num_outputs(batch.num_examples, train=train)
-        labels = batch.labels.shape[1]  # without labels, columns are not known
+        labels = batch.labels.shape[1]  # without labels, the number of columns is unknown
         if (
             logits.dim() != 2
             or len(logits) != rows
@@ -337,11 +338,11 @@ class Replica:
         return logits.float()
 
     def _num_outputs(self, num_examples: int, *, train: bool) -> int:
-        """Examples of a batch that this trainer computes logits of."""
+        """The number of examples whose logits this trainer computes."""
         return num_examples
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
-        """The targets to compare the logits with, and the weight of their mean loss in that of the step."""
+        """The targets to compare the logits with, and the weight of their mean loss in the loss of the step."""
         scale, of_labels, weights = label_scale(batch), batch.label_weights, batch.example_weights
         targets = Targets(
             moved(batch.labels, self.device),
@@ -363,11 +364,11 @@ class Replica:
         )
 
     def _score(self, scored: ScoredSteps, outputs: Tensor, targets: Targets) -> None:
-        """Has the logits of a step counted."""
+        """Counts the logits of a step."""
         scored.add(self.logits(outputs.detach()), targets)
 
     def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor | None:
-        """The mean loss, 0-d, checked; None without examples, unless all trainers take part in it."""
+        """The mean loss, 0-d, checked. None without examples, unless all trainers take part in the loss."""
         if not (len(outputs) or self.whole_batch):
             return None
         mean = self._loss(outputs, targets)
@@ -379,16 +380,16 @@ class Replica:
         return mean
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
-        """Computes gradients of ``share`` times the mean loss, which is None where it is refused, or there are no examples."""
+        """Computes gradients of ``share`` times the mean loss, which is None if refused or without examples."""
         if mean is not None and mean.requires_grad:
             mean.backward(torch.full_like(mean, share))  # type: ignore[no-untyped-call]
 
     def _refusal(self, embeddings: Embeddings) -> NonFiniteError | None:
-        """Why the step is refused, as far as loss and gradients do not show it; asked even where they do."""
+        """Returns a reason to refuse the step that the loss and the gradients do not show. Called for every step."""
         return None
 
     def _taken_gradients(self) -> Gradients:
-        """The parameters' gradients, which are the handle's from here on."""
+        """Takes the parameters' gradients. From now on they belong to the handle."""
         gradients: Gradients = []
         for parameter in self.parameters:
             gradients.append(parameter.grad)
@@ -423,7 +424,7 @@ class Replica:
         return logits
 
     def _set_mode(self, train: bool) -> None:
-        """Evaluation puts every module into it; training puts each back to what the user had chosen."""
+        """Sets all modules to evaluation, or sets each module back to the user's choice for training."""
         if not train and not self._modes:
             self._modes = [(module, module.training) for module in self.module.modules()]
             self.module.eval()
@@ -437,7 +438,7 @@ class Replica:
 
 
 def _places(module: nn.Module) -> dict[str, int]:
-    """The features whose ids the model's loss reads, and their places among those of a batch."""
+    """The features whose ids the model's loss reads, each with its index among the features of a batch."""
     wanted = getattr(module, "loss_features", ())
     schema: Any = getattr(module, "schema", None)
     names = [feature.name for feature in schema.sparse] if wanted else []
@@ -445,10 +446,10 @@ def _places(module: nn.Module) -> dict[str, int]:
 
 
 def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
-    """The optimizer of some parameters; None where there are none.
+    """Makes the optimizer of some parameters. Returns None without parameters.
 
     Raises:
-        ConfigError: what was made is no optimizer.
+        ConfigError: the factory did not return an optimizer.
     """
     made: object = optimizer(parameters) if parameters else None
     if not isinstance(made, torch.optim.Optimizer | None):
@@ -457,13 +458,13 @@ def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torc
 
 
 def begin_as_first(module: nn.Module, ranks: TrainerGroup) -> None:
-    """Takes the first trainer's parameters and buffers."""
+    """Copies the first trainer's parameters and buffers to all trainers."""
     for tensor in (*module.parameters(), *module.buffers()):
         ranks.broadcast_tensor(tensor.detach())
 
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
-    """The same tensors on a device."""
+    """Moves embeddings to a device."""
     parts: list[Block | Jagged] = [
         *embeddings.blocks,
         *embeddings.first_order,
@@ -479,7 +480,7 @@ def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
 
 
 def moved(numbers: NDArray[np.floating] | Tensor, device: torch.device) -> Tensor:
-    """Numbers on a device: the same memory on a CPU. On its way a tensor waits for nothing, for which it has to be pinned."""
+    """Moves numbers to a device. On a CPU, the result shares memory. A copy to a GPU is pinned and asynchronous."""
     tensor = torch.as_tensor(numbers)
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)

@@ -1,7 +1,7 @@
-"""The dense half of trainers that each own some features: its weight-rich operators are spread (DES, Algorithm 1).
+"""The dense half of trainers that each own some features. Its weight-rich operators are spread (DES, Algorithm 1).
 
-Each trainer computes the partial results of its own features; their sum, or concatenation, is what the upper network
-takes. Parameters of operators stay with the features that they read, and are dense parameters all the same: the
+Each trainer computes the partial results of its features. The upper network takes their sum, or their
+concatenation. Parameters of operators stay with the features that they read. They are still dense parameters: the
 optimizer, clipping and schedules see them, and a checkpoint has them whole.
 
 Shapes: B examples, T labels, X numeric features.
@@ -40,12 +40,12 @@ from girih.schema import Schema
 class SubstitutedReplica(SynchronousReplica):
     """One copy of the upper network, and a part of the operators below it.
 
-    All trainers see all examples, each its own columns of them.
+    Each trainer sees all examples, but only the columns of the features that it owns.
 
     Args:
-        placement: which trainer owns which features.
-        split: whether each trainer computes the upper network for its share of a training batch only, with dropout
-            of its own. Else all compute the same, with the same dropout. Evaluations always do.
+        placement: the features that each trainer owns.
+        split: whether each trainer computes the upper network for its share of a training batch only, with independent
+            dropout. Otherwise, and in evaluations, all trainers compute the same, with the same dropout.
         half: partial results travel as bfloat16.
 
     Attributes:
@@ -70,7 +70,7 @@ class SubstitutedReplica(SynchronousReplica):
         self._wire = Aggregation(ranks, spec.stats, half=half)
         self._operators = [operator for _, operator in operators_of(self.module)]
         sums = any(operator.aggregation == "sum" for operator in self._operators)
-        # requests to stop go with partial results, so that no step ends with a message of its own
+        # requests to stop travel with partial results, so that no step needs a separate message
         self._polls_stop = spec.on_nonfinite == "stop" and sums and not (split or half or ranks.size == 1)
         self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
         self._places: dict[SubstitutableOperator, list[Tensor]] = {}
@@ -80,15 +80,15 @@ class SubstitutedReplica(SynchronousReplica):
             self.optimizer.whole_squares = self._whole_squares
 
     def state(self) -> DenseState:
-        """See :class:`Replica`; every parameter is whole. All trainers call it together."""
+        """See :class:`Replica`. Every parameter is whole. All trainers must call this together."""
         return self._sharded.whole(super().state())
 
     def restore(self, state: DenseState) -> None:
-        """See :class:`Replica`; each trainer takes its part."""
+        """See :class:`Replica`. Each trainer takes its part."""
         super().restore(self._sharded.part(state))
 
     def _narrow(self, schemas: list[Schema]) -> None:
-        """Keeps of every operator what this rank's features need."""
+        """Keeps the part of each operator that this rank's features need."""
         for operator in self._operators:
             if operator.aggregation == "concat":
                 self._places[operator] = [operator.places(part).to(self.device) for part in schemas]
@@ -99,26 +99,26 @@ class SubstitutedReplica(SynchronousReplica):
         return self._wire.shares(num_examples)[self.ranks.rank] if self.split and train else num_examples
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
-        """Those of this trainer's share where the upper network is split; else of all examples."""
+        """The targets of this trainer's share if the upper network is split, otherwise of all examples."""
         targets, weight = super()._targets(batch)
         if not self.split:
             return targets, weight
         none = replace(batch, ids=np.empty(0, np.int64), offsets=np.zeros(1, np.int32), weights=None)
         targets, share = super()._targets(share_of(none, self.ranks.rank, self.ranks.size))
-        return targets, weight * share  # the batch itself may be a part of the step's
+        return targets, weight * share  # the batch may be a micro-batch
 
     def _score(self, scored: ScoredSteps, outputs: Tensor, targets: Targets) -> None:
-        """Each trainer counts its share; where all have all examples, the first one counts them."""
+        """Counts the logits of this trainer's share. If all trainers have all examples, only the first one counts."""
         if self.split or self.ranks.first:
             super()._score(scored, outputs, targets)
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
         totals = self._totals(numeric, embeddings, train=train)
         num_examples = min(len(total) for total in totals.values())
-        if not num_examples:  # an empty share takes part with an example that counts nothing
+        if not num_examples:  # an empty share takes part with one example that does not count
             totals = {operator: F.pad(total, (0, 0, 0, 1)) for operator, total in totals.items()}
-        none = numeric.new_empty(max(1, num_examples), 0)  # numeric features are read by operators alone
-        # where the network is replicated every trainer has all examples
+        none = numeric.new_empty(max(1, num_examples), 0)  # only operators read numeric features
+        # if the network is replicated, every trainer has all examples
         with self._normalizing(counted=num_examples > 0) if self.split and train else nullcontext():
             logits = super()._logits_of(none, Aggregated(totals), train=train)  # type: ignore[arg-type]
         return logits[:num_examples]
@@ -126,7 +126,7 @@ class SubstitutedReplica(SynchronousReplica):
     def _totals(
         self, numeric: Tensor, embeddings: Embeddings, *, train: bool
     ) -> dict[SubstitutableOperator, Tensor]:
-        """Everything that is summed goes in one buffer; each concatenation in one of its own."""
+        """Exchanges partial results. All sums share one buffer, and each concatenation has a separate buffer."""
         sums = [operator for operator in self._operators if operator.aggregation == "sum"]
         totals: dict[SubstitutableOperator, Tensor] = {}
         split = self.split and train
@@ -149,19 +149,20 @@ class SubstitutedReplica(SynchronousReplica):
         *,
         last: bool = True,
     ) -> ReplicaComputed:
-        """See :class:`Replica`; with the last micro-batch trainers agree on the step, as far as they need to.
+        """See :class:`Replica`. With the last micro-batch, the trainers agree on the step if they need to.
 
-        They need not where all have the same loss and the run ends at a refused step.
+        They need no agreement if all have the same loss and the run ends at a refused step.
 
         Raises:
-            NonFiniteError: where the run ends anyway, a gradient that this trainer alone may have is not finite.
+            NonFiniteError: a gradient is not finite on this trainer, maybe on this trainer only, and the run ends
+                anyway.
         """
         computed = super().compute(batch, embeddings, onto, last=last)
         if not last or self.ranks.size == 1:
             return computed
         vote, names = computed.vote, computed.names()
         refusal = computed.explain(names, [vote.loss.item(), 0.0, 0.0, *computed.largest.tolist()])
-        # the sparse half would find it after other trainers have moved their rows
+        # the sparse half would find it only after other trainers have moved their rows
         parts = computed.embeddings if refusal is None else ()
         feature = next((name for part in parts if (name := part.first_nonfinite_gradient())), None)
         if feature is not None:
@@ -178,7 +179,7 @@ class SubstitutedReplica(SynchronousReplica):
                 )
             return computed
         else:
-            # where all have the whole loss, it counts once
+            # if all trainers have the whole loss, it counts once
             counted = vote.loss.item() if refusal is None and self.ranks.first else 0.0
             total, num_refusing = self.ranks.vote(counted, refusing=refusal is not None)
             if num_refusing:
@@ -188,7 +189,7 @@ class SubstitutedReplica(SynchronousReplica):
         return replace(computed, vote=Vote(refused, loss), refusal=refusal)
 
     def _taken_gradients(self) -> Gradients:
-        """See :class:`Replica`; optimizers then have state everywhere of parameters of which nothing is here."""
+        """See :class:`Replica`. Parameters without a local part get empty gradients, and so optimizer state."""
         for parameter in self.parameters:
             if parameter.grad is None and not parameter.numel():
                 parameter.grad = torch.zeros_like(parameter)
@@ -197,7 +198,7 @@ class SubstitutedReplica(SynchronousReplica):
     def _sum_shared(
         self, taken: Gradients, value: float, refusal: NonFiniteError | None
     ) -> tuple[float, NonFiniteError | None]:
-        """Sums gradients of what all have whole, of which each has those of its share; the vote goes with them."""
+        """Sums the gradients of shared parameters over the trainers' shares. The vote goes with them."""
         pairs = zip(self.parameters, taken, strict=True)
         gradients = [each for parameter, each in pairs if each is not None and parameter not in self._sharded]
         counted = 0.0 if refusal else value
@@ -219,7 +220,7 @@ class SubstitutedReplica(SynchronousReplica):
         return loss, refusal
 
     def _clip(self, most: float) -> None:
-        """By the norm over all trainers' parts, as ``clip_grad_norm_`` does for whole parameters."""
+        """Clips by the norm over all trainers' parts, as ``clip_grad_norm_`` does for whole parameters."""
         sharded = sum(_square(p.grad) for p in self.parameters if p in self._sharded)
         shared = sum(_square(p.grad) for p in self.shared)
         norm = (self.ranks.sum([sharded])[0] + shared) ** 0.5
@@ -229,7 +230,7 @@ class SubstitutedReplica(SynchronousReplica):
                 parameter.grad.mul_(scale)
 
     def _whole_squares(self, parameters: Sequence[Tensor], squares: Tensor) -> Tensor:
-        """See :class:`Lamb`: sums what trainers have parts of; what all have whole stays."""
+        """See :class:`Lamb`. Sums the norms of sharded parameters. Norms of shared parameters stay the same."""
         parts = torch.tensor([parameter in self._sharded for parameter in parameters], device=squares.device)
         total = squares * parts[:, None]
         self.ranks.all_reduce(total)

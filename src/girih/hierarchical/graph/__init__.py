@@ -1,4 +1,4 @@
-"""The dense net as a graph of operators: traced, rewritten, and taken apart for the devices of a group (HT §3.2.2, §4.1)."""
+"""The dense net as a graph of operators: traced, rewritten, and split over a group's devices (HT §3.2.2, §4.1)."""
 
 from __future__ import annotations
 

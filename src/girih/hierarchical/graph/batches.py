@@ -1,4 +1,4 @@
-"""The tensors of a batch as inputs of a net, and batches of other sizes made of its examples.
+"""The tensors of a batch as inputs of a net. Also makes batches of other sizes from its examples.
 
 Shapes: B examples, n examples of the new batch.
 """
@@ -19,10 +19,12 @@ from girih.models.embeddings import Block, Embeddings, Jagged
 Place = tuple[str, int | str]
 """A tensor in embeddings: ("blocks", 0), ("first_order", 0), ("values", feature) or ("offsets", feature)."""
 SIZES = (5, 7, 11, 1)
-"""The batches that a net is traced on have these sizes: primes, so that none is a multiple of another, and one example, of
-which models are wary."""
+"""The sizes of the batches that a net is traced on.
+
+They are primes, so that none is a multiple of another. One example is included, because models may treat it differently.
+"""
 DRAWS = 50
-"""Examples are drawn so often in search of sequences that all differ in length."""
+"""The number of random draws in search of sequences that all differ in length."""
 
 
 def tensors_of(embeddings: Embeddings) -> Iterator[tuple[Place, Tensor]]:
@@ -37,7 +39,7 @@ def tensors_of(embeddings: Embeddings) -> Iterator[tuple[Place, Tensor]]:
 
 
 def read(embeddings: Embeddings, kind: str, key: int | str) -> Tensor:
-    """One of them, by its place."""
+    """Returns a tensor of embeddings by its place."""
     if kind in ("values", "offsets"):
         tensor: Tensor = getattr(embeddings.sequences[str(key)], kind)
         return tensor
@@ -56,9 +58,9 @@ def packing_of(embeddings: Embeddings) -> tuple[object, ...]:
 def batches_of(
     numeric: Tensor, embeddings: Embeddings, sizes: tuple[int, ...]
 ) -> list[tuple[Tensor, Embeddings]]:
-    """Batches of these sizes, of examples of a batch drawn with repetition, fit for a gradient.
+    """Makes batches of these sizes that support gradients. Their examples are drawn from a batch with repetition.
 
-    A sequence that is empty in all examples gets vectors at random instead.
+    A sequence that is empty in all examples gets random vectors instead.
 
     Raises:
         ConfigError: the batch is empty.

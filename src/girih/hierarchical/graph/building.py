@@ -1,7 +1,7 @@
-"""Recordings of batches of several sizes become one graph that serves all of them.
+"""Combines recordings of batches of several sizes into one graph for all of them.
 
-A number that is the same in all recordings is a constant. One that differs follows from a size of a tensor,
-c = a · size + b, or from whether the net trains; else the module that it occurs in is opaque.
+A number that is the same in all recordings is a constant. A different number depends on a size of a tensor, c = a ·
+size + b, or on whether the net trains. Otherwise the module that contains the number is opaque.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from girih.hierarchical.graph.runnable import leaves, mapped
 
 
 def check_alike(one: Mapping[fx.Node, str], other: Mapping[fx.Node, str]) -> None:
-    """Raises Opaque with the deeper scope where two recordings, see :meth:`Recording.nodes`, are not of the same calls."""
+    """Raises Opaque with the deeper scope if two recordings differ in their calls. See :meth:`Recording.nodes`."""
     places = {node: place for nodes in (one, other) for place, node in enumerate(nodes)}
     for a, b in zip(one, other, strict=False):
         if one[a] != other[b] or not _is_alike(a, b, places):
             raise Opaque(
                 max(one[a], other[b], key=len),
-                f"its calls differ from batch to batch, or as it trains: {word_of(a)}, {word_of(b)}",
+                f"its calls differ between batches, or in evaluation: {word_of(a)}, {word_of(b)}",
             )
     if len(one) != len(other):
         scope = max(([*each.values()] or [""])[-1] for each in (one, other))
-        raise Opaque(scope, "it makes another number of calls in other batches, or as it trains")
+        raise Opaque(scope, "its number of calls differs between batches, or in evaluation")
 
 
 def _ends(recording: Recording, nodes: Mapping[fx.Node, str], *, left: bool = True) -> Mapping[object, int]:
-    """The places of what a recording returns and leaves on modules, among its nodes."""
+    """The positions, among the nodes of a recording, of the outputs and of the tensors left on modules."""
     places = {node: place for place, node in enumerate(nodes)}
     ends = [("logits", recording.logits), *(recording.left.items() if left else ())]
     return {name: places[node] for name, node in ends if node is not None}
@@ -58,7 +58,7 @@ def _arguments(node: fx.Node) -> list[object]:
 
 
 def word_of(node: fx.Node) -> str:
-    """The name of what is called."""
+    """The name of the called function or module."""
     if node.target is getattr:
         return str(node.args[1])
     return str(getattr(node.target, "__name__", node.target)).strip("_")
@@ -66,12 +66,12 @@ def word_of(node: fx.Node) -> str:
 
 LEFT = "_left_for_loss"
 NUMERIC, OUTPUT = "numeric", "logits"
-"""Operators of the trainer: what a net is given and what it returns."""
+"""Operators of the trainer: the numeric input and the output of a net."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideOutput:
-    """A tensor that the forward pass leaves on a module, for the loss to take.
+    """A tensor that the forward pass leaves on a module for the loss.
 
     Attributes:
         always: in evaluation mode too.
@@ -84,7 +84,7 @@ class SideOutput:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A graph, the tensors that it names and its model has not, and what it leaves on modules (the arguments of its node LEFT)."""
+    """A graph, tensors that only the graph has, and tensors that it leaves on modules (arguments of its node LEFT)."""
 
     graph: fx.Graph
     constants: Mapping[str, Tensor]
@@ -92,9 +92,10 @@ class Built:
 
 
 def build(training: Sequence[Recording], evaluating: Recording) -> Built:
-    """The graph of a net, of recordings in training mode at several sizes, and one in evaluation mode.
+    """Builds the graph of a net from recordings: in training mode at several sizes, and one in evaluation mode.
 
-    Nodes have ``meta["operator"]``, the operator's name, or ``meta["glue"]`` where they only hand on what others have made.
+    Nodes have ``meta["operator"]``, the operator's name, or ``meta["glue"]`` if they only pass on tensors of other
+    nodes.
 
     Raises:
         Opaque: the recordings differ in more than sizes and mode.
@@ -109,13 +110,13 @@ def build(training: Sequence[Recording], evaluating: Recording) -> Built:
     if ends != ends[:1] * len(ends) or _ends(training[0], trained, left=always) != _ends(
         evaluating, evaluated
     ):
-        raise Opaque("", "it returns or keeps other tensors in other batches, or as it trains")
+        raise Opaque("", "the tensors that it returns or keeps differ between batches, or in evaluation")
     builder = _Builder(training)
     for a, b in zip(trained, evaluated, strict=True):
         for place, (x, y) in enumerate(zip(_arguments(a), _arguments(b), strict=True)):
             if x != y and not isinstance(x, fx.Node):
                 if type(x) is not bool:
-                    raise Opaque(trained[a], f"{word_of(a)} is given {x!r} as it trains, and else {y!r}")
+                    raise Opaque(trained[a], f"{word_of(a)} gets {x!r} in training, {y!r} in evaluation")
                 builder.flags.add((a, place))
     for nodes in zip(*runs, strict=True):
         builder.add(nodes, runs[0][nodes[0]])
@@ -123,7 +124,7 @@ def build(training: Sequence[Recording], evaluating: Recording) -> Built:
 
 
 def begin_graph() -> fx.Graph:
-    """A graph with the inputs of a net."""
+    """Starts a graph with the inputs of a net."""
     graph = fx.Graph()
     graph.placeholder(NUMERIC).meta["operator"] = NUMERIC
     graph.placeholder("embeddings")
@@ -131,12 +132,12 @@ def begin_graph() -> fx.Graph:
 
 
 def size_of(tensor: Tensor, dim: int) -> int:
-    """A size as a number that a graph can compute with."""
+    """Returns a size as a number that a graph can compute with."""
     return tensor.shape[dim]
 
 
 class _Builder:
-    """A graph on its way.
+    """Builds a graph from recordings.
 
     Attributes:
         flags: arguments that follow the mode: a node of the first recording, and the argument's place.
@@ -145,7 +146,7 @@ class _Builder:
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self.flags = set[tuple[fx.Node, int]]()
         self._recordings, self._graph = recordings, begin_graph()
-        self._nodes = dict(zip(recordings[0].graph.nodes, self._graph.nodes, strict=False))  # of the inputs
+        self._nodes = dict(zip(recordings[0].graph.nodes, self._graph.nodes, strict=False))  # for the inputs
         self._alike = {nodes[0]: nodes for nodes in zip(*(each.inputs for each in recordings), strict=True)}
         self._sizes: dict[tuple[fx.Node, int], fx.Node] = {}
         self._names = {NUMERIC, OUTPUT}
@@ -153,7 +154,7 @@ class _Builder:
         self._training: fx.Node | None = None
 
     def add(self, nodes: tuple[fx.Node, ...], scope: str) -> None:
-        """Adds a node of the graph, from those of all recordings."""
+        """Adds a node to the graph, from the matching nodes of all recordings."""
         node, resolved = nodes[0], list[object]()
         if node in self._nodes:
             return
@@ -172,7 +173,7 @@ class _Builder:
         self._alike[node] = nodes
 
     def built(self, *, always: bool) -> Built:
-        """The whole graph; see :class:`SideOutput`."""
+        """Returns the whole graph. See :class:`SideOutput`."""
         first = self._recordings[0]
         left = tuple(SideOutput(*where, always) for where in first.left)
         if left:
@@ -198,7 +199,7 @@ class _Builder:
     def _keep(self, name: str) -> None:
         tensors = [each.constants[name] for each in self._recordings]
         if not all(torch.equal(each, tensors[0]) for each in tensors):
-            raise Opaque("", "it makes a tensor beside torch's functions, which differs from batch to batch")
+            raise Opaque("", "it makes a tensor without torch's functions, which differs between batches")
         self._constants[name] = tensors[0].detach()
 
     def _mode(self, value: object) -> fx.Node:
@@ -207,7 +208,7 @@ class _Builder:
         return self._training if value else self._glue(operator.not_, self._training)
 
     def _number(self, node: fx.Node, scope: str, values: Sequence[object]) -> fx.Node:
-        """A number that differs from recording to recording, as a function of a size."""
+        """Makes a node for a number that varies between recordings, as a function of a size."""
         numbers = [value for value in values if type(value) is int]
         if len(numbers) == len(values):
             for plain in (True, False):
@@ -217,7 +218,7 @@ class _Builder:
                         size = size if factor == 1 else self._glue(operator.mul, size, factor)
                         return size if offset == 0 else self._glue(operator.add, size, offset)
         raise Opaque(
-            scope, f"{word_of(node)} is given {values[0]!r} or {values[1]!r}, which follows from no size"
+            scope, f"{word_of(node)} is given {values[0]!r} or {values[1]!r}, which depends on no size"
         )
 
     def _sizes_like(

@@ -1,4 +1,4 @@
-"""Facts of a net's operators: floating-point operations, bytes, whose parameters they use, and whether they draw random numbers."""
+"""Facts of a net's operators: floating-point operations, bytes, parameters, and use of random numbers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from girih.models.embeddings import Embeddings
 from girih.planner.operators import DisjointSets, Edge, Operator, OperatorGraph
 
 FORWARD_AND_BACKWARD = 3
-"""A product is taken three times: for the output, for the gradient of one factor and for that of the other."""
+"""Each matrix product is computed three times: for the output, and for the gradients of both factors."""
 
 
 def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> OperatorGraph:
-    """The operators of a net and the tensors between them, per example of a batch.
+    """Returns the operators of a net and the tensors between them, per example of a batch.
 
-    Matrix products are counted as ``torch.utils.flop_counter`` does, three times for forward and backward; an operator
-    without any counts one operation for each number of its output, three times as well. ``numeric``, each tensor of embeddings
-    that is read, and "logits" are operators on trainers, so that what travels to and from them is counted too.
+    Matrix products are counted as in ``torch.utils.flop_counter``, three times for forward and backward. An operator
+    without matrix products counts one operation for each number of its output, also three times. ``numeric``, each
+    tensor of embeddings that is read, and "logits" are operators on trainers, so that transfers to and from them count
+    too.
     """
     num_examples = max(1, len(example[0]))
-    measured = _Measured(copy.deepcopy(net))  # running moments are the copy's
+    measured = _Measured(copy.deepcopy(net))  # a copy, because the run moves running moments
     with isolated(example[0].device), torch.no_grad():
         measured.run(*example)
     owners = owners_of(net)
@@ -69,12 +70,12 @@ def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> Op
 
 
 def name_of(node: fx.Node) -> str | None:
-    """The operator that a node is; None for nodes that only hand on what others have made."""
+    """The operator name of a node. None for nodes that only pass on tensors of other nodes."""
     return OUTPUT if node.op == "output" else node.meta.get("operator")
 
 
 def is_movable(net: RunnableGraph, node: fx.Node) -> bool:
-    """Whether an operator can be run elsewhere than on a trainer."""
+    """Returns whether an operator can run on a server."""
     if node.op in ("placeholder", "output") or node.meta.get("stays"):
         return False
     if any(each.op == "placeholder" and each.target == "embeddings" for each in node.all_input_nodes):
@@ -88,7 +89,7 @@ def is_movable(net: RunnableGraph, node: fx.Node) -> bool:
 
 
 def free_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that follow from parameters and constants alone, whatever the batch: they are where their readers are."""
+    """Nodes that depend only on parameters and constants, not on the batch. They are copied to their readers."""
     free: set[fx.Node] = set()
     for node in graph.nodes:
         inputs = node.all_input_nodes
@@ -100,7 +101,7 @@ def free_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def parameters_at(net: RunnableGraph, node: fx.Node) -> Iterator[nn.Parameter]:
-    """Parameters that a node itself names."""
+    """Parameters that a node names directly."""
     if node.op == "call_module":
         yield from net.get_submodule(str(node.target)).parameters()
     for each in node.all_input_nodes:
@@ -111,9 +112,9 @@ def parameters_at(net: RunnableGraph, node: fx.Node) -> Iterator[nn.Parameter]:
 
 
 def owners_of(net: RunnableGraph) -> dict[fx.Node, str]:
-    """Operator → the module whose parameters it uses, itself or by way of what follows from them alone.
+    """Maps each operator to the module whose parameters it uses, directly or through free nodes.
 
-    Modules of which one operator uses parameters together count as one, as do those that share a parameter.
+    Modules count as one if one operator uses parameters of all of them, or if they share a parameter.
     """
     names: dict[int, str] = {}
     for name, parameter in net.named_parameters(remove_duplicate=False):
@@ -136,18 +137,18 @@ def owners_of(net: RunnableGraph) -> dict[fx.Node, str]:
 
 
 class _Measured(fx.Interpreter):
-    """Runs a net and notes operations and bytes of each node."""
+    """Runs a net and records operations and bytes of each node."""
 
     def __init__(self, net: RunnableGraph) -> None:
         super().__init__(net)
         self.flops: dict[str, float] = {}
         self.num_bytes: dict[str, int] = {}
-        self.num_rows: dict[str, int] = {}  # none of a tensor whose only dimension is the batch
-        self.number_bytes: dict[str, int] = {}  # 0 where no codec writes them
+        self.num_rows: dict[str, int] = {}  # without tensors whose only dimension is the batch
+        self.number_bytes: dict[str, int] = {}  # 0 if no codec applies
 
     def run_node(self, n: fx.Node) -> object:
         """Runs a node."""
-        from torch.utils.flop_counter import FlopCounterMode  # late: it loads triton, where that is installed
+        from torch.utils.flop_counter import FlopCounterMode  # late, because it loads triton if present
 
         with FlopCounterMode(display=False) as counter:
             result = super().run_node(n)
@@ -185,7 +186,7 @@ def _kind(net: RunnableGraph, node: fx.Node) -> str:
 
 
 def _containers(value: object) -> Iterator[object]:
-    """Named tuples, which another process has to know."""
+    """Named tuples, which the other process has to know."""
     if isinstance(value, (tuple, list, dict)):
         if hasattr(value, "_fields"):
             yield value
@@ -194,18 +195,18 @@ def _containers(value: object) -> Iterator[object]:
 
 
 FUNCTIONS = ("dropout", "gumbel", "fractional_max_pool", "rand", "uniform_", "normal_", "lowrank", "lobpcg")
-"""Parts of the names of torch's functions in Python that draw; its operators say it themselves, by a tag."""
+"""Parts of the names of torch's Python functions that draw random numbers. Operators that draw have a tag."""
 ATTENTION = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
-"""Functions that draw where their ``dropout_p`` is not 0, and its place among the arguments."""
+"""Functions that draw random numbers if their ``dropout_p`` is not 0, with the position of this argument."""
 MODULES = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 KNOWN = ("torch", "girih")
-"""Packages whose functions and modules draw by none but those, and by modules that drop out."""
+"""Packages that draw random numbers only in the functions above and in dropout modules."""
 PLAIN = ("operator", "_operator", "builtins", "math", "aten", "prims")
 """Python's own functions and namespaces of torch's operators."""
 
 
 def draws(part: fx.GraphModule) -> bool:
-    """Whether a part may draw: it drops out, draws itself, or has code of a user's, which may."""
+    """Returns whether a part may draw random numbers: by dropout, directly, or in user code, which is unknown."""
     return any(_draws(part, node) for node in part.graph.nodes)
 
 
@@ -217,7 +218,7 @@ def _draws(part: fx.GraphModule, node: fx.Node) -> bool:
     if callable(node.target) and _package(node.target) not in (*KNOWN, *PLAIN):
         return True
     name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
-    name = name.partition(".")[0]  # an operator's name has its overload's
+    name = name.partition(".")[0]  # an operator's name includes its overload
     if name in ATTENTION:
         place = ATTENTION[name]
         probability = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0.0)
@@ -226,15 +227,15 @@ def _draws(part: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _package(function: Callable[..., object]) -> str:
-    """The package of a function; built-in functions without one are torch's."""
+    """The package of a function. Built-in functions without a package count as torch's."""
     if isinstance(function, (OpOverload, OpOverloadPacket)):
-        return str(function).partition(".")[0]  # which names its namespace
+        return str(function).partition(".")[0]  # the name starts with the namespace
     return (getattr(function, "__module__", None) or "torch").partition(".")[0]
 
 
 @cache
 def _is_seeded(name: str) -> bool:
-    """Whether torch says of one of its operators that it draws."""
+    """Returns whether torch marks one of its operators as drawing random numbers."""
     operator = getattr(torch.ops.aten, name, None)
     if not isinstance(operator, OpOverloadPacket):
         return False
@@ -248,5 +249,5 @@ def _module_draws(module: nn.Module) -> bool:
         return True
     if isinstance(module, _DropoutNd):
         return module.p > 0
-    dropout = getattr(module, "dropout", 0.0)  # of attention and recurrent layers
+    dropout = getattr(module, "dropout", 0.0)  # attention and recurrent layers have this attribute
     return isinstance(module, MODULES) or (isinstance(dropout, float) and dropout > 0)

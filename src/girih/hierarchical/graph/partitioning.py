@@ -1,4 +1,4 @@
-"""A tagged graph becomes one runnable partition for each device (HT §3.2.2)."""
+"""Turns a tagged graph into one runnable partition for each device (HT §3.2.2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from girih.planner.tagging.components import components as tagging_components
 from girih.planner.tagging.index import Index
 
 Server = int | None
-"""A server's number; None on the trainer."""
+"""A server's number, or None for the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class PlacedNode:
 
 
 def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[fx.Node, PlacedNode]:
-    """Returns where each node runs, and when; free ones are not in it, since they are copied to whatever reads them.
+    """Returns the device and level of each node. Free nodes are missing, because they are copied to their readers.
 
     Args:
         graph: facts of the same net.
 
     Raises:
-        ConfigError: the tagging lacks an operator or has one that is unknown, names no device, moves what has to stay on
-            trainers, or tears apart operators of one module.
+        ConfigError: the tagging lacks an operator or has an unknown operator; it names no device; it moves an operator
+            that must stay on trainers; or it separates operators of one module.
     """
     index = Index(graph)
     devices = index.placed(tagging)
@@ -60,7 +60,7 @@ def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[f
             places[node] = before[0]
             continue
         name = str(name_of(node))
-        server = server_of.get(name)  # embeddings as a whole are no operator
+        server = server_of.get(name)  # embeddings as a whole are not an operator
         if server is None:
             level = max([0, *(each.level + (each.server is not None) for each in before)])
         else:
@@ -72,8 +72,8 @@ def placed(net: RunnableGraph, tagging: Tagging, graph: OperatorGraph) -> dict[f
 def components(nodes: Mapping[fx.Node, PlacedNode], net: RunnableGraph) -> list[list[fx.Node]]:
     """The nodes of servers as connected components of one server and level, each in the graph's order.
 
-    Nodes that read the same parameter count as connected, so that it is in one place; so do those that read the same value from
-    elsewhere, so that it travels once.
+    Nodes that read the same parameter count as connected, so that the parameter has one place. Nodes that read the
+    same value from another device count as connected too, so that the value is sent once.
     """
     sets = DisjointSets(node for node, where in nodes.items() if where.server is not None)
     readers: dict[tuple[PlacedNode, fx.Node], fx.Node] = {}
@@ -90,7 +90,7 @@ def components(nodes: Mapping[fx.Node, PlacedNode], net: RunnableGraph) -> list[
 
 
 def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, PlacedNode]) -> set[fx.Node]:
-    """The attributes that a free node follows from, itself included."""
+    """The attributes that a free node depends on, including the node itself."""
     if node in nodes:
         return set()
     if node.op == "get_attr":
@@ -100,18 +100,20 @@ def _parameters_behind(node: fx.Node, nodes: Mapping[fx.Node, PlacedNode]) -> se
 
 STAGES, PACKED_ALIKE = "_stages", "_packed_alike"
 Exchange = Callable[[list[tuple[str, list[Tensor]]]], list[list[Tensor]]]
-"""Runs the parts of one stage side by side: (part, inputs) of each → outputs of each."""
+"""Runs the parts of one stage in parallel: (part, inputs) of each → outputs of each."""
 
 
 @dataclass(frozen=True, eq=False)
 class ServerPart:
-    """Nodes that a server runs without coming back to the trainer.
+    """Nodes that a server runs without returning to the trainer.
 
     Attributes:
-        name: of its first operator. server: its number.
-        module: ``module(*tensors) -> tuple of tensors``; its parameters are the model's, by their names. It changes no input.
-            Parts of one server may share parameters, where a module is called at several stages: pickle them together.
-        inputs, outputs: numbers of tensors. Whole numbers travel as tensors int64[].
+        name: the name of its first operator.
+        server: the server's number.
+        module: ``module(*tensors) -> tuple of tensors``; its parameters are the model's, by their names. It changes no
+            input. Parts of one server may share parameters, if a module is called at several stages: pickle them
+            together.
+        inputs, outputs: numbers of tensors. Integers travel as tensors int64[].
     """
 
     name: str
@@ -126,7 +128,8 @@ class Partitioned:
     """A net over the devices of a group.
 
     Attributes:
-        parts: of all servers, in the order of stages. stages: the names of the parts of each.
+        parts: the parts of all servers, in the order of stages.
+        stages: the names of the parts of each stage.
     """
 
     traced: TracedNet
@@ -136,9 +139,9 @@ class Partitioned:
     _objects: dict[str, Any]
 
     def trainer(self, exchange: Exchange) -> nn.Module:
-        """The trainer's partition: ``forward(numeric, embeddings) -> logits``, with the model's loss where it has one.
+        """The trainer's partition: ``forward(numeric, embeddings) -> logits``, with the model's loss if it has one.
 
-        Its parameters are the model's, by their names; those of parts are not among them.
+        Its parameters are the model's, by their names, without the parameters of parts.
 
         Args:
             exchange: called once for each stage, in order.
@@ -158,13 +161,13 @@ class Partitioned:
 
 
 def partition(traced: TracedNet, tagging: Tagging) -> Partitioned:
-    """Takes a net apart by device.
+    """Partitions a net by device.
 
-    Run in one process, the partitions compute what the net computes, bit for bit. An operator that works in place gets a
-    module of its own that does not: what it is given may be read elsewhere.
+    In one process, the partitions compute the same as the net, bit for bit. An operator that works in place is
+    replaced by a module that does not, because other nodes may read its input.
 
     Args:
-        tagging: operator → "trainer", or "server 0" and so on.
+        tagging: operator → "trainer", "server 0" and so on.
 
     Raises:
         ConfigError: the tagging does not fit the net, see :func:`girih.hierarchical.graph.partitioning.placed`.
@@ -191,32 +194,32 @@ class Stage(nn.Module):
         self.parts, self.exchange = tuple(parts), exchange
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The inputs of all parts, one after the other, to their outputs."""
+        """Maps the inputs of all parts, in order, to their outputs."""
         rest = iter(tensors)
         stage = [(name, [next(rest) for _ in range(inputs)]) for name, inputs in self.parts]
         return tuple(output for outputs in self.exchange(stage) for output in outputs)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Stage:
-        return Stage(self.parts, self.exchange)  # a connection has no copies
+        return Stage(self.parts, self.exchange)  # connections cannot be copied
 
 
 class PackedAlike(nn.Module):
-    """Refuses embeddings that are packed otherwise than those that a net was traced on."""
+    """Refuses embeddings with a different packing than in tracing."""
 
     def __init__(self, packing: tuple[object, ...]) -> None:
         super().__init__()
         self.packing = packing
 
     def forward(self, embeddings: Embeddings) -> None:
-        """Raises a ValueError where they are."""
+        """Raises a ValueError if the packing differs."""
         if packing_of(embeddings) != self.packing:
             raise ValueError(
-                f"embeddings packed as {packing_of(embeddings)}; expected {self.packing}, as the net was traced: trace it anew"
+                f"embeddings packed as {packing_of(embeddings)}; expected {self.packing}, as in tracing: trace the net again"
             )
 
 
 class _Copy:
-    """Nodes of a net, copied into another graph with all that is free before them."""
+    """Nodes of a net in another graph, copied together with the free nodes that they depend on."""
 
     def __init__(self, net: RunnableGraph) -> None:
         self.net, self.graph = net, fx.Graph()
@@ -225,7 +228,7 @@ class _Copy:
         self._numbers: dict[fx.Node, fx.Node] = {}
 
     def copied(self, node: fx.Node) -> fx.Node:
-        """The node's copy, made if it is free and not there yet."""
+        """The node's copy. A missing copy of a free node is made."""
         if node not in self.nodes:
             for each in node.all_input_nodes:
                 self.copied(each)
@@ -235,12 +238,12 @@ class _Copy:
         return self.nodes[node]
 
     def arrived(self, node: fx.Node, tensor: fx.Node) -> None:
-        """Takes a tensor of this graph for a node of another place."""
+        """Uses a tensor of this graph as the value of a node on another device."""
         is_number = node.meta.get("is_number")
         self.nodes[node] = self.graph.call_method("item", (tensor,)) if is_number else tensor
 
     def leaving(self, node: fx.Node) -> fx.Node:
-        """The tensor that goes elsewhere for a node."""
+        """The tensor that leaves for another device as the value of a node."""
         if not node.meta.get("is_number"):
             return self.copied(node)
         if node not in self._numbers:
@@ -249,7 +252,7 @@ class _Copy:
 
 
 class _Cut:
-    """A component of a net: the values that it reads from elsewhere, and those of its own that are read elsewhere."""
+    """A component of a net: the values that it reads from other devices, and its own values that other devices read."""
 
     def __init__(self, net: RunnableGraph, where: dict[fx.Node, PlacedNode], nodes: list[fx.Node]) -> None:
         self.net, self.nodes, self.where = net, nodes, where[nodes[0]]
@@ -266,7 +269,7 @@ class _Cut:
         self.name = str(next(node.meta["operator"] for node in nodes if "operator" in node.meta))
 
     def part(self) -> ServerPart:
-        """The part."""
+        """Makes the part."""
         copy_ = _Copy(self.net)
         places = [copy_.graph.placeholder(f"input_{number}") for number in range(len(self.inputs))]
         for node, place in zip(self.inputs, places, strict=True):
@@ -282,7 +285,7 @@ class _Cut:
 def _trainer(
     net: RunnableGraph, where: dict[fx.Node, PlacedNode], stages: dict[int, list[_Cut]]
 ) -> tuple[fx.Graph, dict[str, object]]:
-    """The trainer's graph with a call for each stage, and what its nodes name but for stages."""
+    """The trainer's graph with a call for each stage, and the objects that its nodes name, except stages."""
     copy_ = _Copy(net)
     trainer_nodes = [node for node, at in where.items() if at.server is None]
     trainer_nodes.sort(key=lambda node: (node.op == "output", where[node].level))
@@ -312,7 +315,7 @@ def _embeddings(net: RunnableGraph) -> fx.Node:
 
 
 def _out_of_place(value: object) -> object:
-    """The same module, but for one that works in place: one that does not."""
+    """Returns the module, or a copy that does not work in place."""
     if not isinstance(value, nn.Module) or getattr(value, "inplace", False) is not True:
         return value
     copied: Any = copy.copy(value)

@@ -1,8 +1,8 @@
-"""One forward pass, written down: each torch function and each module that is one operator, with where its inputs come from.
+"""Records one forward pass: each torch function and each module that is one operator, with the origins of its inputs.
 
-The pass runs on real tensors, so plain Python around them runs as it is. It must not look into their data, though: what it
-finds there may be different in the next batch. A module whose code does so is opaque: one operator, whose inside is not
-recorded.
+The pass runs on real tensors, so plain Python code between the calls works. This code must not look into the tensors'
+data, because the next batch has different data. A module whose code does so is opaque: it becomes one operator, and
+its inside is not recorded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from girih.models.embeddings import Embeddings
 
 
 class Opaque(BaseException):
-    """A module cannot be recorded; no exception that a model would catch.
+    """A module cannot be recorded. A BaseException, so that models do not catch it.
 
     Attributes:
-        scope: path of the module; reason: why, in words.
+        scope: the path of the module.
+        reason: why, in words.
     """
 
     def __init__(self, scope: str, reason: str) -> None:
@@ -38,14 +39,15 @@ class Opaque(BaseException):
 
 @dataclass(eq=False)
 class Recording:
-    """A forward pass.
+    """A recorded forward pass.
 
     Attributes:
-        graph: its inputs, and a node for each operator, with ``meta["scope"]``, the path of the module whose code called it. A node of
-            a tensor has ``meta["shape"]``.
-        inputs: parameters, buffers, and what the model is given.
-        constants: tensors that the model has from elsewhere, by their names.
-        logits: what it returned. left: tensors that it left on modules: (path, attribute) → which.
+        graph: its inputs, and a node for each operator. ``meta["scope"]`` is the path of the module whose code called
+            the operator. A node of a tensor has ``meta["shape"]``.
+        inputs: parameters, buffers, and the inputs of the model.
+        constants: other tensors of the model, by their names.
+        logits: the node of the returned value.
+        left: tensors that the pass left on modules: (path, attribute) → node.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -55,10 +57,12 @@ class Recording:
     left: dict[tuple[str, str], fx.Node] = field(default_factory=dict)
 
     def nodes(self, *, left: bool = True) -> dict[fx.Node, str]:
-        """Returns the nodes of which something comes, with the scope that reads them first: calls in their order, inputs as they are read.
+        """Returns the nodes that matter for the result, each with the scope that reads it first.
+
+        Calls are in their order. Inputs are in the order in which they are read.
 
         Args:
-            left: whether something comes of what is left on modules.
+            left: whether the tensors left on modules belong to the result.
         """
         ends = [node for node in (self.logits, *(self.left.values() if left else ())) if node is not None]
         needed = set(ends)
@@ -90,7 +94,7 @@ FACTS = SHAPES | {
     "requires_grad", "is_leaf", "is_tensor", "is_contiguous", "is_floating_point", "is_complex", "is_signed",
     "is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is_inference",
 }  # fmt: skip
-"""These are known of a tensor without its data."""
+"""Facts of a tensor that are known without its data."""
 SHAPED_BY_DATA = frozenset(
     {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
 )
@@ -100,10 +104,10 @@ def record(module: nn.Module, numeric: Tensor, embeddings: Embeddings, opaque: C
     """Records one forward pass of a module in its present mode.
 
     Args:
-        opaque: paths of modules that are one operator each, beside those of torch.nn.
+        opaque: paths of modules that become one operator each, in addition to those of torch.nn.
 
     Raises:
-        Opaque: another module has to be one operator.
+        Opaque: another module must become one operator.
     """
     recorder = _Recorder(module, numeric, embeddings, opaque)
     hooks = []
@@ -176,7 +180,7 @@ class _Recorder(TorchFunctionMode):
         return iter(result) if walked else result
 
     def enter(self, path: str, module: nn.Module, args: object, kwargs: object) -> None:
-        """A module begins."""
+        """Called when a module begins."""
         if self._inside:
             return
         if path in self._opaque or (
@@ -188,7 +192,7 @@ class _Recorder(TorchFunctionMode):
             self._scopes.append(path)
 
     def leave(self, path: str, module: nn.Module, args: object, kwargs: object, output: object) -> None:
-        """A module ends."""
+        """Called when a module ends."""
         if self._inside and self._inside != path:
             return
         if not self._inside:
@@ -205,7 +209,7 @@ class _Recorder(TorchFunctionMode):
         self._silent = False
 
     def finished(self, output: object) -> Recording:
-        """The recording of a pass that returned ``output``."""
+        """Returns the recording of a pass that returned ``output``."""
         if not isinstance(output, Tensor) or id(output) not in self._known:
             raise Opaque("", f"it returns {type(output).__name__}; expected a tensor that it computed")
         self._recording.logits = self._known[id(output)][0]
@@ -226,7 +230,7 @@ class _Recorder(TorchFunctionMode):
         self._hand_on(node, result)
 
     def _hand_on(self, node: fx.Node, value: object) -> None:
-        """Takes a node for a value, and nodes that read from it for what lies in the value."""
+        """Assigns a node to a value, and nodes that read from it to the items of the value."""
         if isinstance(value, Tensor):
             self._known[id(value)] = node, value
             node.meta["shape"] = value.shape
@@ -244,7 +248,7 @@ class _Recorder(TorchFunctionMode):
             return self._known[id(value)][0]
         if isinstance(value, PLAIN):
             return value
-        raise Opaque(self._scopes[-1], f"a {type(value).__name__} is no input of an operator")
+        raise Opaque(self._scopes[-1], f"a {type(value).__name__} cannot be an input of an operator")
 
     def _check_fact(self, scope: str, name: object, tensors: list[Tensor]) -> None:
         """Refuses facts about tensors that depend on data."""
@@ -253,7 +257,7 @@ class _Recorder(TorchFunctionMode):
         if name not in FACTS:
             raise Opaque(scope, f"it looks into data: {name}")
         if name in SHAPES and any(id(tensor) in self._shaped_by_data for tensor in tensors):
-            raise Opaque(scope, f"it looks into data: {name} of a tensor whose shape depends on them")
+            raise Opaque(scope, f"it looks into data: {name} of a tensor whose shape depends on data")
 
     def _mark(
         self, target: object, tensors: list[Tensor], kwargs: Mapping[str, object], result: object
@@ -276,7 +280,7 @@ def _state() -> tuple[bool, ...]:
 
 
 def _target(func: Callable[..., object], scope: str) -> tuple[str, Target, tuple[str, ...]]:
-    """Kind and target of a call, and what comes behind its arguments."""
+    """Kind and target of a call, and extra arguments at the end."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         getter: Any = func
@@ -289,5 +293,5 @@ def _target(func: Callable[..., object], scope: str) -> tuple[str, Target, tuple
         warnings.simplefilter("ignore")
         qualified = _get_qualified_name(func) if callable(func) else ""
         if resolved(qualified) is not func:
-            raise Opaque(scope, f"it calls {name or func!r}, which is found nowhere by its name")
+            raise Opaque(scope, f"it calls {name or func!r}, which cannot be imported by its name")
     return "function", func, ()

@@ -1,4 +1,4 @@
-"""A graph that runs as a module, and travels to other processes."""
+"""A graph that runs as a module, and can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from girih.config.user_code import is_found_by_others
 
 
 def leaves(value: object) -> Iterator[object]:
-    """All that lies in tuples, lists, dicts and slices, in order."""
+    """All items in tuples, lists, dicts and slices, in order."""
     if isinstance(value, (tuple, list)):
         for each in value:
             yield from leaves(each)
@@ -30,20 +30,20 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def mapped(value: object, function: Callable[[object], object]) -> Any:
-    """The same structure with another value for each leaf, called in the order of :func:`leaves`."""
+    """Replaces each leaf of a structure by the function's result, in the order of :func:`leaves`."""
     arguments: Any = value
     return map_aggregate(arguments, function)  # type: ignore[arg-type]
 
 
 CONSTANTS = "_constants"
-"""The module of tensors that a model has from elsewhere: in none of its states."""
+"""The name of the module that holds a model's constant tensors, which are neither parameters nor buffers."""
 Objects = Mapping[str, object]
-"""Modules, parameters and buffers by the names that a graph calls them."""
+"""Modules, parameters and buffers, by their names in a graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A node, in the arguments of another one, or a function, by name."""
+    """A node in the arguments of another one, or a function, by name."""
 
     name: str
 
@@ -53,13 +53,13 @@ PlainNode = tuple[str, str, str | _Named, object, object, dict[str, object]]
 
 
 class RunnableGraph(fx.GraphModule):
-    """The module of a graph over tensors that are a model's own: parameters keep their objects and names.
+    """The module of a graph over a model's tensors. Parameters keep their objects and names.
 
-    Beside what ``fx.GraphModule`` can, it is pickled node by node, where that would trace its code anew, and copied with
-    its class.
+    In contrast to ``fx.GraphModule``, it is pickled node by node and its code is not traced again. A copy keeps its
+    class.
 
     Args:
-        objects: what the graph's nodes name.
+        objects: the objects that the graph's nodes name.
     """
 
     def __init__(self, objects: Objects, graph: fx.Graph) -> None:
@@ -79,7 +79,7 @@ class RunnableGraph(fx.GraphModule):
         return {name: attrgetter(name)(self) for name in named_by(self.graph)}
 
     def state(self) -> dict[str, object]:
-        """All but the graph."""
+        """Everything except the graph."""
         without = (
             "_graph",
             "_code",
@@ -105,7 +105,7 @@ def named_by(graph: fx.Graph) -> list[str]:
 
 
 def nodes_of(graph: fx.Graph) -> list[PlainNode]:
-    """A graph as plain values."""
+    """Turns a graph into plain values."""
 
     def plain(value: object) -> object:
         return _Named(value.name) if isinstance(value, fx.Node) else value
@@ -124,7 +124,7 @@ def nodes_of(graph: fx.Graph) -> list[PlainNode]:
 
 
 def resolved(name: str) -> object:
-    """A function by its qualified name; None where there is no such."""
+    """Finds a function by its qualified name. None if it does not exist."""
     if name == "getattr":
         return getattr
     owner, _, last = name.rpartition(".")

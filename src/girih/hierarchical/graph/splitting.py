@@ -1,4 +1,4 @@
-"""Fully connected layers cut into parts that servers compute side by side (HT §4.1).
+"""Cuts fully connected layers into parts that servers compute in parallel (HT §4.1).
 
 Shapes: B examples, I inputs and O outputs of a layer, k servers.
 """
@@ -32,20 +32,24 @@ ELEMENTWISE_NAMES = frozenset(
 def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None = None) -> TracedNet:
     """Cuts fully connected layers into a part for each server.
 
-    Vertical: weight rows, y = [W_1 x, …, W_k x] + b. Horizontal: weight columns, y = W_1 x_1 + … + W_k x_k + b. A layer
-    is cut where it is longer, O ≥ I vertically. Of two layers with an elementwise activation between them, O > I in the first
-    and I > O in the second, the first is cut vertically and the second horizontally in the same places, so that
-    what lies between them stays on its server. Equal to the order of summation; dropout in between draws other numbers.
+    Vertical cuts split weight rows, y = [W_1 x, …, W_k x] + b. Horizontal cuts split weight columns, y = W_1 x_1 + … +
+    W_k x_k + b. A layer is cut along its longer side: vertically if O ≥ I.
+
+    Some pairs of layers have only an elementwise activation between them, with O > I in the first layer and I > O in
+    the second. The first is then cut vertically and the second horizontally at the same places. So the activations
+    between them stay on their server.
+
+    Results are equal up to the order of summation. Dropout between the layers draws different numbers.
 
     Args:
-        layers: operators that are cut; by default those that hold more than half of a server's even share of all parameters,
-            since whole layers of that size do not spread evenly.
+        layers: operators to cut. By default, layers with more than half of a server's even share of all parameters,
+            because whole layers of that size do not spread evenly.
 
     Returns:
-        The same model with other parameters, copies of the parts of its own: see ``splits``.
+        The same model. Copies of the parts replace each cut parameter: see ``splits``.
 
     Raises:
-        ConfigError: fewer than one server, or an operator that is no fully connected layer.
+        ConfigError: fewer than one server, or an operator that is not a fully connected layer.
     """
     if num_servers < 1:
         raise ConfigError(f"num_servers = {num_servers}: expected at least 1")
@@ -81,10 +85,11 @@ def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None
 
 
 def split_as(asked: bool | str, traced: TracedNet, num_servers: int, optimizer: str) -> TracedNet:
-    """The net with its fully connected layers cut as ``strategy.split_fc`` says.
+    """Cuts the fully connected layers of a net according to ``strategy.split_fc``.
 
     Args:
-        asked: True cuts all of them, "auto" those that :func:`split_fc` chooses, unless the optimizer needs them whole.
+        asked: True cuts all of them. "auto" cuts the layers that :func:`split_fc` chooses, unless the optimizer needs
+            them whole.
         optimizer: the name of its class.
     """
     if asked is False or (asked == "auto" and optimizer not in BY_ELEMENT):
@@ -99,7 +104,7 @@ def fc_layers(traced: TracedNet) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """A fully connected layer: its operator and node, weight [O, I] and bias [O], their names and how those of parts begin."""
+    """A fully connected layer: operator, node, weight [O, I], bias [O], their names, and the prefix of parts' names."""
 
     name: str
     node: fx.Node
@@ -110,7 +115,7 @@ class _Layer:
 
     @property
     def x(self) -> Argument:
-        """Its input, as the graph is now."""
+        """The current input of the layer in the graph."""
         return self.node.args[0]
 
 
@@ -123,7 +128,7 @@ class _Cutter:
         self.splits: list[CutParameter] = []
 
     def vertically(self, layer: _Layer) -> None:
-        """Weight rows; outputs side by side."""
+        """Splits weight rows. The outputs are concatenated."""
         sizes = self._sizes(len(layer.weight))
         names = self._parts(layer, sizes, dim=0)
         with self.graph.inserting_before(layer.node):
@@ -132,7 +137,7 @@ class _Cutter:
         self._replace(layer.node, whole)
 
     def horizontally(self, layer: _Layer) -> None:
-        """Weight columns; outputs summed."""
+        """Splits weight columns. The outputs are summed."""
         sizes = self._sizes(layer.weight.shape[1])
         names = self._parts(layer, sizes, dim=1)
         with self.graph.inserting_before(layer.node):
@@ -146,7 +151,7 @@ class _Cutter:
         self._replace(layer.node, whole)
 
     def together(self, first: _Layer, between: Sequence[fx.Node], second: _Layer) -> None:
-        """The first layer's rows and the second one's columns in the same places."""
+        """Splits the first layer's rows and the second layer's columns at the same places."""
         sizes = self._sizes(len(first.weight))
         rows, columns = self._parts(first, sizes, dim=0), self._parts(second, sizes, dim=1)
         with self.graph.inserting_before(second.node):
@@ -168,7 +173,7 @@ class _Cutter:
         return [len(each) for each in torch.arange(width).tensor_split(min(self.num_servers, width))]
 
     def _parts(self, layer: _Layer, sizes: list[int], dim: int) -> list[str]:
-        """Makes the linear layers that a layer is cut into."""
+        """Makes the linear layers that replace a layer."""
         names = [f"{layer.parts}{number}" for number in range(len(sizes))]
         weights = layer.weight.detach().split(sizes, dim)  # type: ignore[no-untyped-call]
         biases: Any = [None] * len(sizes)
@@ -212,7 +217,7 @@ class _Cutter:
 
 
 def _layers(net: RunnableGraph, graph: fx.Graph) -> Iterator[_Layer]:
-    """Linear modules and ``F.linear`` of parameters that nothing else reads."""
+    """Finds linear modules and ``F.linear`` calls whose parameters nothing else reads."""
     readers = _num_readers(net, graph)
     for node in graph.nodes:
         if node.op == "call_module":
@@ -231,7 +236,7 @@ def _layers(net: RunnableGraph, graph: fx.Graph) -> Iterator[_Layer]:
 
 
 def _parameter(net: RunnableGraph, node: object, readers: Counter[nn.Parameter]) -> nn.Parameter | None:
-    """The parameter that a node names and one operator alone reads."""
+    """The parameter that a node names, if only one operator reads it."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
     value = net.objects()[str(node.target)]
@@ -239,7 +244,7 @@ def _parameter(net: RunnableGraph, node: object, readers: Counter[nn.Parameter])
 
 
 def _num_readers(net: RunnableGraph, graph: fx.Graph) -> Counter[nn.Parameter]:
-    """The number of operators that read each parameter, under whatever name."""
+    """Counts the operators that read each parameter, under any name."""
     readers: Counter[nn.Parameter] = Counter()
     for node in graph.nodes:
         if node.op == "call_module":
@@ -252,7 +257,7 @@ def _num_readers(net: RunnableGraph, graph: fx.Graph) -> Counter[nn.Parameter]:
 def _second(
     net: RunnableGraph, first: _Layer, layers: Sequence[_Layer]
 ) -> tuple[list[fx.Node], _Layer | None]:
-    """Finds the layer that is cut with another one, and the nodes between them."""
+    """Finds the layer to cut together with another layer, and the nodes between them."""
     between: list[fx.Node] = []
     node, by_node = first.node, {each.node: each for each in layers}
     if len(first.weight) > first.weight.shape[1]:

@@ -1,6 +1,6 @@
 """Flattens a model in evaluation mode to one function of torch calls, without modules.
 
-For a batch of a few hundred examples, what Python does between operators takes a third as long as the operators.
+For a batch of a few hundred examples, Python code between the operators takes a third of the operators' time.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from girih.models.embeddings import Embeddings
 
 _LOG = logging.getLogger(__name__)
 FlatForward = Callable[[nn.Module, Tensor, Embeddings], Tensor]
-"""The outputs of a module, given it, ``numeric`` and embeddings: of that which was traced, or of one like it with other parameters."""
+"""Computes the outputs of the traced module, or of the same module with other parameters."""
 WITHOUT_LINEAR = (
     nn.BatchNorm1d, nn.Dropout, nn.GELU, nn.Identity, nn.LayerNorm, nn.LeakyReLU, nn.PReLU, nn.ReLU, nn.Sigmoid, nn.SiLU,
     nn.Softmax, nn.Tanh,
 )  # fmt: skip
-"""Modules that call no ``F.linear``, so that it is the same by whom it is computed."""
+"""Modules that call no ``F.linear``, so that the choice of arithmetic does not affect them."""
 TRIED = (512, 3)
 
 
 def flatten_module(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> FlatForward | None:
-    """The evaluation of a spec's module; None where it has to stay as it is, since it looks at values, or the spec wants other arithmetic.
+    """Flattens the evaluation of a spec's module. None if it looks at values, or the spec needs other arithmetic.
 
     Args:
-        numeric: float32[B, X], and embeddings: those of an example batch whose sequences differ in length; the function serves batches of
-            any size that are packed alike.
+        numeric, embeddings: float32[B, X] and the embeddings of an example batch whose sequences differ in length. The
+            function serves batches of any size with the same packing.
     """
     if spec.precision != "float32" or spec.forward != "float32" or spec.device.type != "cpu":
         return None
@@ -49,7 +49,7 @@ def flatten_module(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> 
         return function if _computes_as(function, spec, batches_of(numeric, embeddings, TRIED)) else None
     except (
         Exception
-    ):  # of a model that takes other values than the example has; it says so of those that it is given
+    ):  # the model may refuse the example's values; it reports such an error itself when it runs
         _LOG.debug("no straight code", exc_info=True)
         return None
     finally:
@@ -58,7 +58,7 @@ def flatten_module(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> 
 
 
 def _flatten_graph(net: fx.GraphModule) -> bool:
-    """Has linear layers computed as :func:`arithmetic` would have them; returns whether nothing else depends on it."""
+    """Makes linear layers use :func:`arithmetic`. Returns whether no other module depends on the arithmetic."""
     linear = onednn.linear if onednn.pays() else F.linear
     for node in list(net.graph.nodes):
         if node.op == "get_attr" and str(node.target).startswith(CONSTANTS):
@@ -86,7 +86,7 @@ def _open(graph: fx.Graph, node: fx.Node, linear: Callable[..., Tensor], *, has_
 
 
 def _computes_as(function: FlatForward, spec: DenseSpec, batches: list[tuple[Tensor, Embeddings]]) -> bool:
-    """Returns whether the outputs equal those of the module, to the last bit."""
+    """Returns whether the outputs equal those of the module, bit for bit."""
     with torch.inference_mode():
         for batch in batches:
             with spec.arithmetic():

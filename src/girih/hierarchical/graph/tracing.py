@@ -1,4 +1,4 @@
-"""A model becomes a graph: recorded on batches of several sizes, and tried on one more."""
+"""Turns a model into a graph: records it on batches of several sizes, and tries the graph on one more."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ class CutParameter:
     """A parameter of the model that a rewriting has cut.
 
     Attributes:
-        parameter: its name in the net before. dim: along which it is cut. parts: the names of its parts, in order.
-        sizes: their lengths along ``dim``.
+        parameter: its name in the net before.
+        dim: the dimension along which it is cut.
+        parts: the names of its parts, in order.
+        sizes: the lengths of the parts along ``dim``.
     """
 
     parameter: str
@@ -41,12 +43,14 @@ class TracedNet:
     """A model as a graph of operators.
 
     Attributes:
-        net: runs it, ``forward(numeric, embeddings) -> logits``; its parameters are the model's, by their names.
+        net: runs the graph, ``forward(numeric, embeddings) -> logits``; its parameters are the model's, by their
+            names.
         graph: facts of its operators.
-        model: what was traced.
+        model: the traced model.
         example: a batch, for facts of rewritten graphs.
         opaque: modules that are one operator each because they could not be recorded: path → why.
-        left: what the forward pass leaves for the loss. splits: parameters that were cut.
+        left: tensors that the forward pass leaves for the loss.
+        splits: parameters that were cut.
     """
 
     net: RunnableGraph
@@ -59,14 +63,14 @@ class TracedNet:
 
 
 def net_of(model: nn.Module, left: Sequence[SideOutput], objects: Objects, graph: fx.Graph) -> RunnableGraph:
-    """A net that has the model's loss, with what its graph leaves for that.
+    """Makes a net with the model's loss and with the tensors that its graph leaves for the loss.
 
     Args:
-        objects: what the graph's nodes name, but for what takes what is left.
+        objects: the objects that the graph's nodes name, without the receiver of the tensors left for the loss.
     """
     shell = (
         model if model in objects.values() else _shell(model)
-    )  # a model that is one operator keeps what it leaves
+    )  # a model that is one operator keeps these tensors itself
     more = {LEFT: LeftForLoss(shell, left)} if left else {}
     net = RunnableGraph({**objects, **more}, graph)
     net.training = model.training
@@ -80,17 +84,17 @@ class LeftForLoss(nn.Module):
 
     def __init__(self, shell: nn.Module, left: Sequence[SideOutput]) -> None:
         super().__init__()
-        self._shell, self._left = (shell,), tuple(left)  # in a tuple: no module of this one
+        self._shell, self._left = (shell,), tuple(left)  # in a tuple, so that it is not a submodule
 
     def forward(self, *values: Tensor) -> None:
-        """The tensors in the order of what is left."""
+        """Takes the tensors in the order of ``left``."""
         for each, value in zip(self._left, values, strict=True):
             kept = value.requires_grad and (self.training or each.always)
             setattr(self._shell[0].get_submodule(each.path), each.attribute, value if kept else None)
 
 
 class Loss:
-    """A model's ``loss(outputs, batch)``, of its shell."""
+    """A model's ``loss(outputs, batch)``, called on its shell."""
 
     def __init__(self, shell: nn.Module) -> None:
         self._shell = shell
@@ -102,7 +106,7 @@ class Loss:
 
 
 def _shell(model: nn.Module) -> nn.Module:
-    """The model with parameters that are its own, for a loss that may read them, and attributes that are not."""
+    """A copy of the model that shares its parameters, for a loss that may read them. Other attributes are separate."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, memo)
 
@@ -112,18 +116,25 @@ TRIED = 13
 
 
 def trace(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -> TracedNet:
-    """A model as a graph of operators.
+    """Traces a model as a graph of operators.
 
-    Each module of torch.nn is an operator; others are opened, so that each torch function in them is one. The forward pass
-    runs on real tensors: plain Python around them may do as it likes, as long as it does not look into their data. A module
-    that does, or that works in place, changes the gradient's or autocast's state or returns more than tensors, is one operator,
-    named by its path; at worst that is the whole model, which then stays on trainers.
+    Each module of torch.nn is an operator. Other modules are opened, so that each torch function in them is an
+    operator. The forward pass runs on real tensors. Plain Python code between the calls is not restricted, but it must
+    not look into their data. A module becomes one operator, named by its path, if it does one of these things:
 
-    The graph serves batches of all sizes, packed as the example is, under the autocast that is on as it is traced, in
-    training and in evaluation mode. The model is left as it was, random state included.
+    - it looks into data
+    - it works in place
+    - it changes the state of gradients or autocast
+    - it returns anything other than tensors
+
+    In the worst case, this module is the whole model, which then stays on trainers.
+
+    The graph serves batches of all sizes with the example's packing, under the autocast that is active during tracing,
+    in training and in evaluation mode. The model does not change. Neither does the random state.
 
     Args:
-        numeric: float[B, X], and embeddings: those of an example batch of at least one example, as the model would get them.
+        numeric, embeddings: float[B, X] and embeddings of an example batch with at least one example, as the model
+            would receive them.
 
     Raises:
         ConfigError: the batch is empty.
@@ -162,11 +173,11 @@ def _built(
     module: nn.Module, batches: Sequence[tuple[Tensor, Embeddings]], opaque: Mapping[str, str]
 ) -> Built:
     module.train()
-    runs = [_fails(module, batch) for batch in batches]  # and what it keeps for later passes, it has made
+    runs = [_fails(module, batch) for batch in batches]  # also makes the tensors that the model keeps
     for error in runs[:2]:
         if error is not None:
             raise Opaque("", error)
-    # batch norm refuses to train on the batch of one example
+    # batch norm refuses to train on a batch of one example
     able = [batch for batch, error in zip(batches, runs, strict=True) if error is None]
     training = [record(module, *batch, opaque) for batch in able]
     module.eval()
@@ -174,7 +185,7 @@ def _built(
 
 
 def _fails(module: nn.Module, batch: tuple[Tensor, Embeddings]) -> str | None:
-    """The error that a model raises on a batch."""
+    """The error that a model raises on a batch, or None."""
     try:
         module(*batch)
     except Exception as error:
@@ -183,7 +194,7 @@ def _fails(module: nn.Module, batch: tuple[Tensor, Embeddings]) -> str | None:
 
 
 def _try(module: nn.Module, built: Built, batch: tuple[Tensor, Embeddings]) -> None:
-    """Raises Opaque where the graph's logits are not the model's, training or not."""
+    """Raises Opaque if the graph's logits differ from the model's, in training or in evaluation mode."""
     net = net_of(module, built.left, _objects(module, built), copy.deepcopy(built.graph))
     for training in (True, False):
         net.train(training)

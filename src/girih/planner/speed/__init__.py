@@ -1,4 +1,4 @@
-"""Training examples per second, predicted before a run: what a step of each strategy asks of cores, links and time.
+"""Predicts training examples per second before a run, from the work that a step of each strategy gives to cores and links.
 
-``step.py`` says how a speed follows from a step; ``basis.py`` what all strategies' steps consist of; the others, a way to train each.
+``step.py`` derives a speed from a step, and has the parts that all strategies share. Each other module has a kind of strategies.
 """

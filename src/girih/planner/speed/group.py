@@ -1,4 +1,4 @@
-"""A group of trainers and group servers, described by what is known of machine and model; and what its net asks of a step."""
+"""A group of trainers and group servers, from the facts of machine and model, and the work of its net in a step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from girih.planner.traffic import NOMINAL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The net of a step over the devices of all groups.
+    """The net of a step, spread over the devices of all groups.
 
     Attributes:
-        devices_s: device → seconds per step that its cores are busy. links_s: that its link is.
+        devices_s: device → seconds per step that its cores are busy. links_s: device → seconds per step that its link is busy.
         work_s: core-seconds of all devices of all groups.
-        exchange_s: seconds of a net's exchanges, one after the other.
-        served: part of a pass that servers compute.
+        exchange_s: seconds of a net's exchanges, in sequence.
+        served: fraction of a pass that servers compute.
     """
 
     devices_s: Mapping[str, float]
@@ -35,13 +35,13 @@ class Spread:
 
 
 def group_of(graph: OperatorGraph, facts: Facts, options: Mapping[str, Any]) -> HierarchicalGroup:
-    """The group that ``[strategy]`` asks for, at the speeds that were calibrated, or else nominal ones.
+    """Returns the group that ``[strategy]`` describes, with calibrated speeds, or else nominal ones.
 
-    Where no pass was measured, see :func:`timed`, a core computes as fast as in the calibrated products. A device can take what its machine
-    has and its nets keep busy, a thread each on a server; all devices share the cores of the machines, as much as each of them asks for.
+    Without a measured pass, see :func:`timed`, a core is as fast as in the calibrated products. A device can use the machine's cores
+    that its nets keep busy; on a server, each net has one thread. All devices share the cores of the machines.
 
     Args:
-        options: of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
+        options: options of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
     """
     calibration, dense, examples = facts.calibration, facts.dense_cost, net_examples(facts, options)
     trainers, servers = options["trainers_per_group"], options["servers_per_group"]
@@ -84,13 +84,13 @@ def group_of(graph: OperatorGraph, facts: Facts, options: Mapping[str, Any]) -> 
 
 
 def net_examples(facts: Facts, options: Mapping[str, Any]) -> int:
-    """Examples of one net's step."""
+    """Returns the number of examples in one net's step."""
     trainers: int = options["groups"] * options["trainers_per_group"]
     return max(1, (facts.batch_size or 1) // trainers)
 
 
 def _process_bytes(facts: Facts, options: Mapping[str, Any]) -> float | None:
-    """Memory that a process of a group can take; None bounds nothing."""
+    """Returns the memory that a process of a group can use; None means no limit."""
     processes = options["groups"] * (options["trainers_per_group"] + options["servers_per_group"])
     machines = 1 if facts.calibration is None else facts.calibration.machines
     memory = facts.memory_bytes
@@ -102,7 +102,7 @@ def _process_bytes(facts: Facts, options: Mapping[str, Any]) -> float | None:
 def tagged(
     graph: OperatorGraph, facts: Facts, options: Mapping[str, Any], tagging: Tagging | None = None
 ) -> Tagged:
-    """Decides where the operators of a net run, or keeps ``tagging``.
+    """Tags the operators of a net with devices, or keeps ``tagging``.
 
     Raises:
         ConfigError: the net does not fit into the memory of the group, or ``tagging`` does not fit the net.
@@ -112,13 +112,13 @@ def tagged(
 
 
 def timed(graph: OperatorGraph, facts: Facts, examples: int) -> OperatorGraph:
-    """The graph with core-seconds of each operator; as it is where no pass was measured.
+    """Adds core-seconds to each operator. Without a measured pass, returns the graph unchanged.
 
-    Operators share what each example adds to the measured pass of the whole net by their floating-point operations, and what a pass takes
-    however few its examples evenly.
+    The measured pass of the whole net has a time per example, which is divided over operators by their floating-point
+    operations, and a fixed time, which is divided evenly.
 
     Args:
-        examples: of one net's step.
+        examples: number of examples in one net's step.
     """
     dense, computing = facts.dense_cost, [each for each in graph.operators if each.flops_per_example]
     if dense is None or not computing or not dense.seconds(examples):
@@ -136,13 +136,13 @@ def timed(graph: OperatorGraph, facts: Facts, examples: int) -> OperatorGraph:
 
 
 def spread(graph: OperatorGraph, tagged_net: Tagged, facts: Facts, options: Mapping[str, Any]) -> Spread:
-    """Counts what a tagged net asks of a step of all groups.
+    """Predicts the work of a tagged net in a step of all groups.
 
-    A net's exchanges: 4 messages each (there and back, forward and backward), and all bytes over its trainer's link, in turn.
+    Each exchange of a net has 4 messages (there and back, forward and backward). All bytes pass its trainer's link in sequence.
     """
     trainers, groups = options["trainers_per_group"], options["groups"]
     group, examples = group_of(graph, facts, options), net_examples(facts, options)
-    of_group = examples * trainers  # examples of one step of a group
+    of_group = examples * trainers  # examples in one step of a group
     devices_s = {name: load.cpu_s * of_group for name, load in tagged_net.loads.items()}
     links_s = {name: load.network_s * of_group for name, load in tagged_net.loads.items()}
     cores = {name: device.cores for name, device in zip(tagged_net.loads, group.devices, strict=True)}
@@ -153,7 +153,7 @@ def spread(graph: OperatorGraph, tagged_net: Tagged, facts: Facts, options: Mapp
     if facts.calibration is not None:
         link = facts.calibration.links[options["transport"]]
         stages = len({each.stage for each in components(graph, tagged_net.tagging)})
-        load = tagged_net.loads[first]  # the mean over trainers, per example of the group
+        load = tagged_net.loads[first]  # mean over trainers, per example of the group
         each_way = (load.sent_bytes + load.received_bytes) * of_group
         exchange_s = 4 * stages * link.latency_s + each_way / link.bytes_per_s
     computed = {
@@ -170,5 +170,5 @@ def spread(graph: OperatorGraph, tagged_net: Tagged, facts: Facts, options: Mapp
 
 
 def _busy(facts: Facts, dense: DenseCost) -> float:
-    """Threads of a trainer that its pass keeps busy."""
+    """Returns the number of a trainer's threads that its pass keeps busy."""
     return min(facts.threads, dense.busy_threads or facts.threads)

@@ -1,9 +1,9 @@
-"""Steps whose trainers hold the tables themselves, and do every step together: ``local``, ``synchronous``, ``substitution``.
+"""Costs of steps with tables in the trainers, which do every step together: ``local``, ``synchronous``, ``substitution``.
 
-Nothing of a step overlaps another one but reading, which a thread does ahead; what is read takes cores all the same. So the path is
-the sum of what a step does in turn. Seconds of communication are those of :mod:`girih.planner.costs`.
+Steps do not overlap, except that a thread reads ahead, which needs cores too. So the path is the sum of the parts of a step.
+Seconds of communication are those of :mod:`girih.planner.costs`.
 
-B, T, t, c: as in :mod:`girih.planner.speed.step`.
+B, T, t, c: the same as in :mod:`girih.planner.speed.step`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from girih.planner.traffic import Traffic, Wire
 
 
 def local(basis: Basis) -> StepCost:
-    """Everything in one process: lookups, pass and updates in turn, each on all threads; reading beside them.
+    """Predicts a step in one process: lookups, pass and updates in sequence, each on all threads, while a thread reads.
 
     path = (lookups + row updates) / min(c, t) + pass + dense update + step.
     """
@@ -29,7 +29,7 @@ def local(basis: Basis) -> StepCost:
 
 
 def synchronous(basis: Basis, wire: Wire) -> StepCost:
-    """Rows from their owners and back (PICASSO §III-A), gradients of a replica summed beside its backward pass.
+    """Predicts a step with an exchange of rows (PICASSO §III-A); gradients are summed during the backward pass.
 
     path = lookups and row updates of all trainers over the cores that they have + exchanges + forward
     + max(backward + last ring, rings) + dense update + step. Each trainer reads all examples and keeps its share.
@@ -54,7 +54,7 @@ def synchronous(basis: Basis, wire: Wire) -> StepCost:
 
 
 def synchronous_traffic(facts: Facts, profile: AccessProfile, wire: Wire) -> Traffic:
-    """Bytes that a trainer sends per step; ``wire`` as in :func:`synchronous`."""
+    """Returns the bytes that a trainer sends per step; ``wire`` as in :func:`synchronous`."""
     return traffic.synchronous(
         facts.num_trainers,
         keys=profile.keys_of_share,
@@ -65,7 +65,7 @@ def synchronous_traffic(facts: Facts, profile: AccessProfile, wire: Wire) -> Tra
 
 
 def synchronous_seconds(facts: Facts, sent: Traffic, links: Links) -> tuple[Mapping[str, float], int]:
-    """Seconds of a step's communication, by kind, and the number of row exchanges in a step. "dense" runs beside the backward pass."""
+    """Returns seconds of communication per step, by kind ("dense" overlaps the backward pass), and the number of row exchanges."""
     arranged = arrange(facts)
     num_sets = len(arranged.interleaving) + bool(arranged.excluded)
     parts = micro_batches(facts)[0] if facts.schedule.micro_batches_from == "embedding" else 1
@@ -76,10 +76,10 @@ def synchronous_seconds(facts: Facts, sent: Traffic, links: Links) -> tuple[Mapp
 def substitution(
     basis: Basis, sent: Traffic, seconds: Mapping[str, float], *, split: bool, num_messages: float
 ) -> StepCost:
-    """Tables whole on their owners, partial results aggregated (DES, Algorithm 1).
+    """Predicts a step with whole tables on their owners and aggregated partial results (DES, Algorithm 1).
 
-    path as of :func:`synchronous`, with a pass of all B examples on each trainer unless the upper network is split. Of operators a
-    trainer computes its own features' part, T parts in all; their share of a pass is taken to be that of their parameters.
+    The path is that of :func:`synchronous`, but each trainer passes all B examples unless the upper network is split. A trainer
+    computes its own features' part of the operators, one of T. Their fraction of a pass is assumed to be that of their parameters.
     """
     aggregated = sum(each for kind, each in seconds.items() if kind != "dense")
     model = basis.facts.model
@@ -93,9 +93,9 @@ def substitution(
 
 
 def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
-    """Seconds of a pass whose gradients are summed in buckets meanwhile: forward + max(backward + the last ring, rings).
+    """Returns seconds of a pass whose gradients are summed in buckets: forward + max(backward + the last ring, rings).
 
-    The last bucket is full when the backward pass ends: it holds the parameters of the layers next to the input, mostly the largest ones.
+    The last bucket is full when the backward pass ends. It has the parameters of the layers next to the input, often the largest.
     """
     pass_s, model = basis.pass_s(examples), basis.facts.model
     last = 1.0 if model.last_bucket is None else model.last_bucket / max(1, model.num_parameters)
@@ -103,7 +103,7 @@ def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
 
 
 def ring_messages(sent_bytes: float, trainers: int) -> float:
-    """Messages that one trainer sends for its gradients and the vote: 2(T − 1) for each bucket's ring."""
+    """Returns the messages of one trainer for its gradients and the vote: 2(T − 1) per ring, one ring per bucket."""
     if trainers == 1:
         return 0.0
     others = 2 * (trainers - 1)
@@ -111,7 +111,7 @@ def ring_messages(sent_bytes: float, trainers: int) -> float:
 
 
 def _in_turn(basis: Basis, *, readings: float, share: float | None = None, hidden_s: float = 0.0) -> StepCost:
-    """A step whose trainers look up, compute and update in turn, all of them at once."""
+    """Returns a step of trainers that all look up, compute and update at the same time, in this order."""
     examples = float(basis.batch_size) if share is None else share
     return basis.cost(
         readings=readings,

@@ -1,10 +1,10 @@
-"""Steps whose rows are in embedding servers: ``hybrid``, ``asynchronous``, ``hierarchical`` (Persia §4.1).
+"""Costs of steps with rows in embedding servers: ``hybrid``, ``asynchronous``, ``hierarchical`` (Persia §4.1).
 
-Several steps of a trainer are under way at once, so that a step's path is divided by their number, and mostly the busiest process or
-link decides. Readings, lookups and updates are the same work as in one process, done by others; what they send one another takes cores
-at both ends.
+A trainer has several steps in flight, so the path of a step is divided by their number. Usually the busiest process or link
+decides. Reading, lookups and updates are the same work as in one process, done by other processes. Messages use cores at both
+ends.
 
-B, T, t, c: as in :mod:`girih.planner.speed.step`. W, S, L: embedding workers, embedding servers, loaders.
+B, T, t, c: the same as in :mod:`girih.planner.speed.step`. W, S, L: embedding workers, embedding servers, loaders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from girih.planner.speed.step import MOVE, PASS, STEP, TRAINER_LINK, WIRE, Basis
 from girih.planner.traffic import COUNT_BYTES, FLOAT_BYTES, KEY_BYTES, Traffic
 
 SERVER_THREADS = 1
-"""Threads that a group server computes a part with; it computes parts of several nets side by side."""
+"""Threads of a group server per part. It computes parts of several nets at once."""
 TRAINER, DENSE_SERVER, AVERAGING, NORMS = "a trainer", "the dense server", "averaging", "norms"
 WORKER_LINK, SERVER_LINK = "an embedding worker's link", "an embedding server's link"
 
@@ -30,9 +30,9 @@ class RowService:
 
     Attributes:
         workers, servers, loaders: W, S, L.
-        link: between processes.
+        link: the link between processes.
         sent: bytes of all processes for one trainer's share of a step, see :func:`girih.planner.traffic.remote`.
-        message_s: seconds of the messages of a step one after the other, dense ones left out.
+        message_s: seconds of the messages of a step in sequence, without dense messages.
     """
 
     workers: int
@@ -43,9 +43,9 @@ class RowService:
     message_s: float
 
     def links_s(self, basis: Basis) -> dict[str, float]:
-        """Seconds per step that the busier direction of a process's link takes: of a trainer, a worker, a server.
+        """Returns seconds per step in the busier direction of a link: of a trainer, a worker, a server.
 
-        Trainers get pooled rows and send their gradients; servers send rows and get gradients and keys; workers do both, and get ids.
+        Trainers receive pooled rows and send gradients. Servers send rows and receive gradients and keys. Workers do both, and receive ids.
         """
         profile, trainers = basis.profile, basis.trainers
         rows = FLOAT_BYTES * profile.numbers_of_share
@@ -62,12 +62,12 @@ class RowService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragingLoad:
-    """Rounds in the background.
+    """The load of averaging in the background.
 
     Attributes:
-        copies: of the dense parameters. holders: processes that hold one of them together: its trainer, or the servers of its group.
+        copies: number of copies of the dense parameters. holders: processes that hold one copy: a trainer, or its group's servers.
         every_steps: steps of a trainer from one round to the next.
-        servers: dense servers; 0 where there is one copy, and nothing to average.
+        servers: number of dense servers; 0 with one copy, which needs no averaging.
     """
 
     copies: int
@@ -77,12 +77,12 @@ class AveragingLoad:
 
 
 def hybrid(basis: Basis, service: RowService, *, staleness: int, rings_s: float) -> StepCost:
-    """Rows read ahead, dense half in step (Persia, Algorithms 1 and 2): 1 + τ steps under way, a trainer computes one at a time.
+    """Predicts a step with rows read ahead and the dense half in step (Persia, Algorithms 1 and 2): 1 + τ steps are in flight.
 
     A trainer is busy for forward + max(backward + last ring, rings) + dense update + step.
 
-    Trainers that are in step ask for rows, and send gradients, at the same moments. So the messages of the k = T / W of a worker pass its link,
-    in and out, as jobs pass two stages, one behind the other: in k + 1 times as long as one of them takes in each, not in 2.
+    Trainers in step ask for rows, and send gradients, at the same moments. So the messages of a worker's k = T / W trainers pass
+    its link like jobs through two stages, in and out. They need k + 1 times the time of one message per direction, not 2 k times.
 
     Args:
         rings_s: seconds of the rings of a replica's gradients.
@@ -101,7 +101,7 @@ def hybrid(basis: Basis, service: RowService, *, staleness: int, rings_s: float)
 
 
 def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCost:
-    """Neither half waits for other trainers; a dense server, a thread of the first trainer, moves parameters for all.
+    """Predicts a step in which trainers never wait for each other. The dense server is a thread of the first trainer.
 
     The dense server is busy for T · (dense update + its messages, 2(α + S / C) with S bytes of parameters) per step.
     """
@@ -111,20 +111,20 @@ def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCo
     messages_s = 2 * one_way_s(size, service.link) if size else 0.0
     trainer_s = _one_trainer_s(cost) - cost.path_s[MOVE]
     busy_s = {TRAINER: trainer_s, DENSE_SERVER: basis.trainers * (basis.dense.update_s + messages_s / 2)}
-    through_first = max(1, basis.trainers - 1) * size  # parameters of all others, one way
+    through_first = max(1, basis.trainers - 1) * size  # parameters of all other trainers, one way
     busy_s[TRAINER_LINK] = cost.busy_s[TRAINER_LINK] + through_first / service.link.bytes_per_s
     return cost.adding(work_s={"parameters": wire_s}, busy_s=busy_s)
 
 
 def replicas(basis: Basis, service: RowService, *, nets: int, averaging: AveragingLoad) -> StepCost:
-    """``hierarchical`` without group servers (HT §2.2): r nets of each trainer, each with its own step under way.
+    """Predicts ``hierarchical`` without group servers (HT §2.2): r nets per trainer, each with its own step in flight.
 
-    A net's pass takes t / max(1, t // r) times as long as a trainer's with all t threads. Other nets of the trainer are other steps under
-    way, for which the step waits at the busiest resource, so that the pass counts no crowd of theirs. Averaging sends S bytes of
-    parameters there and back in every so many steps, in the background.
+    A net's pass takes t / max(1, t // r) times as long as a pass with all t threads. The trainer's other nets are other steps in
+    flight, and the step already waits for those at the busiest resource. So the pass does not count them again. Averaging sends
+    S bytes of parameters there and back in each round, in the background.
 
     Args:
-        nets: r.
+        nets: number of nets per trainer, r.
     """
     passes_s = _pass_s(basis, _threads_of_net(basis, nets))
     cost = _served(basis, service, passes_s=passes_s, in_flight=nets)
@@ -143,13 +143,13 @@ def grouped(
     averaging: AveragingLoad,
     clips: bool = False,
 ) -> StepCost:
-    """``hierarchical`` with group servers (HT §3.1): the net is spread over devices, as tagging found.
+    """Predicts ``hierarchical`` with group servers (HT §3.1): tagging has spread the net over devices.
 
-    A net's path has its pass and its exchanges. What trainers compute of the pass has a net's threads, as in :func:`replicas`; a part on
-    a server has one. Each device is busy with what it computes, packs and moves, and the servers' links with what averaging sends.
+    A net's path has its pass and its exchanges. On trainers, the pass has a net's threads, see :func:`replicas`; on servers, one
+    thread. Each device is busy with computing, packing and moving its part, and the servers' links also with averaging.
 
     Args:
-        clips: whether all servers of a group are asked for norms before the update, all at once.
+        clips: whether all servers of a group are asked for norms, in parallel, before the update.
     """
     on_trainer_s, on_server_s = _pass_s(basis, _threads_of_net(basis, nets)), _pass_s(basis, SERVER_THREADS)
     passes_s = net.served * on_server_s + (1 - net.served) * on_trainer_s
@@ -163,18 +163,18 @@ def grouped(
 
 
 def _threads_of_net(basis: Basis, nets: int) -> int:
-    """Threads of one of a trainer's nets."""
+    """Returns the number of threads of one net of a trainer."""
     return max(1, basis.facts.threads // nets)
 
 
 def _pass_s(basis: Basis, threads: int) -> float:
-    """Seconds of a net's pass with ``threads`` threads, while each other trainer has one net's."""
+    """Returns seconds of a net's pass with ``threads`` threads, while one net of each other trainer computes too."""
     crowd = max(1.0, basis.trainers * threads / basis.cores)
     return basis.dense.seconds(basis.share) * basis.facts.threads / threads * crowd
 
 
 def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: float) -> StepCost:
-    """The common part: rows are worked on by as many workers as there are trainers to ask them, at most as many as cores."""
+    """Returns the common part. The number of workers that handle rows at once is at most that of trainers, and of cores."""
     sent = service.sent
     num_messages = (
         6 + 4 * service.servers
@@ -191,12 +191,12 @@ def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: fl
 
 
 def _one_trainer_s(cost: StepCost) -> float:
-    """Seconds of a step that a trainer has to itself."""
+    """Returns the seconds of a step in which the trainer itself is busy."""
     return cost.path_s[PASS] + cost.path_s[MOVE] + cost.path_s[STEP]
 
 
 def _averaged(cost: StepCost, basis: Basis, link: Link, its: AveragingLoad) -> StepCost:
-    """Parameters of each copy go to the dense servers and corrections come back, beside the steps; each holder asks all servers."""
+    """Adds the averaging in the background: each copy's holders ask all dense servers, and receive corrections."""
     if not its.servers:
         return cost
     size = its.copies * basis.parameter_bytes / its.every_steps

@@ -1,11 +1,11 @@
-"""A step of all trainers as resources see it, and the speed that follows.
+"""A step of all trainers as a load on resources, and the resulting speed.
 
-A step keeps resources busy: the cores of the host, each direction of a link, what one process does one step after the other. No step is faster
-than the busiest of them allows, as in the roofline model (Williams et al. 2009) and in
-:func:`girih.planner.tagging.ledger.examples_per_s`. With N steps under way a step also waits for others at the busiest resource:
-at worst for all of the N − 1 that are ahead of it. So N steps take its own path and N − 1 times the busiest resource, the lower bound on
-the throughput of a closed network of queues (Zahorjan, Sevcik, Eager and Galler, "Balanced job bound analysis of queueing
-networks", CACM 25(2), 1982). For one step that is its path, for many the busiest resource.
+A step uses resources: the cores of the host, the directions of links, and processes that do one thing at a time. The busiest resource
+limits the speed, as in the roofline model (Williams et al. 2009) and in
+:func:`girih.planner.tagging.ledger.examples_per_s`. With N steps in flight, a step also waits for other steps at the busiest resource,
+at worst for the N − 1 steps before it. So N steps take the path of one step and N − 1 times the busiest resource. This is the lower
+bound on the throughput of a closed network of queues (Zahorjan, Sevcik, Eager and Galler, "Balanced job bound analysis of queueing
+networks", CACM 25(2), 1982). With one step it equals the path, with many the busiest resource.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NOTHING: Mapping[str, float] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """One step, of all trainers together. Terms have names, so that a prediction says what it consists of.
+    """One step of all trainers together. Terms have names, which explain a prediction.
 
     Attributes:
-        examples: that it trains on.
+        examples: number of examples in the step.
         work_s: term → core-seconds, of all processes of the host.
         busy_s: a link's direction, or a process that does one thing at a time → seconds that it is busy.
-        path_s: term → seconds of what cannot overlap within a step, from its first message to its last update.
-        in_flight: steps that are under way at once.
+        path_s: term → seconds that cannot overlap within a step, from its first message to its last update.
+        in_flight: number of steps in flight.
     """
 
     examples: float
@@ -51,7 +51,7 @@ class StepCost:
         path_s: Mapping[str, float] = NOTHING,
         busy_s: Mapping[str, float] = NOTHING,
     ) -> Self:
-        """Returns the cost with more terms, or other values of them."""
+        """Returns the cost with more terms, or with changed ones."""
         return replace(
             self,
             work_s={**self.work_s, **work_s},
@@ -60,7 +60,7 @@ class StepCost:
         )
 
     def seconds(self, cores: float) -> dict[str, float]:
-        """Resource → seconds that a step keeps it busy; of the path, its share of the steps under way."""
+        """Returns resource → seconds that a step keeps it busy. The path is divided by the steps in flight."""
         return {
             CORES: sum(self.work_s.values()) / cores,
             **self.busy_s,
@@ -73,10 +73,10 @@ class Prediction:
     """The speed of a run.
 
     Attributes:
-        samples_per_s: training examples per second over all trainers, as ``summary.json`` counts them.
-        bound: the resource that decides it.
+        samples_per_s: training examples per second over all trainers, the same as in ``summary.json``.
+        bound: the resource that decides the speed.
         seconds: resource → seconds of a step.
-        cost: what they were made of.
+        cost: the cost behind these seconds.
     """
 
     samples_per_s: float
@@ -85,7 +85,7 @@ class Prediction:
     cost: StepCost
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, for ``Plan.predicted``; times are in milliseconds per step."""
+        """Returns plain values for ``Plan.predicted``, with times in milliseconds per step."""
         return {
             "samples_per_s": self.samples_per_s,
             "bound": self.bound,
@@ -97,10 +97,10 @@ class Prediction:
 
 
 def predict(cost: StepCost, cores: float) -> Prediction:
-    """examples / max(busiest, (path + (N − 1) · busiest) / N), with N steps under way.
+    """Predicts examples / max(busiest, (path + (N − 1) · busiest) / N), with N steps in flight.
 
     Args:
-        cores: of the host that all processes share.
+        cores: cores of the host, which all processes share.
     """
     seconds = cost.seconds(cores)
     bound = max(seconds, key=lambda name: seconds[name])
@@ -110,7 +110,7 @@ def predict(cost: StepCost, cores: float) -> Prediction:
 
 
 def step_seconds(busiest_s: float, path_s: float, in_flight: float) -> float:
-    """Seconds from one step to the next: max(busiest, (path + (N − 1) · busiest) / N), with N = ``in_flight`` steps under way."""
+    """Returns seconds from one step to the next: max(busiest, (path + (N − 1) · busiest) / N), N = ``in_flight``."""
     return max(busiest_s, (path_s + (in_flight - 1) * busiest_s) / in_flight)
 
 
@@ -123,13 +123,13 @@ OVERHEAD = "overhead"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Steps of a short run beside what their parts should take.
+    """Measured steps of a short run, with the predicted times of their parts.
 
     Attributes:
-        ids: of one trainer's share of a step.
+        ids: ids in one trainer's share of a step.
         trainers: T.
-        cpu_s, step_s: core-seconds of all processes, and seconds on the clock, of a step of all trainers.
-        work_s, path_s: the sums of the terms of its :class:`StepCost`.
+        cpu_s, step_s: core-seconds of all processes, and wall-clock seconds, of a step of all trainers.
+        work_s, path_s: sums of the terms of its :class:`StepCost`.
     """
 
     ids: float
@@ -141,7 +141,7 @@ class Observed:
 
 
 def with_overhead(cost: StepCost, overhead: Overhead, facts: Facts) -> StepCost:
-    """The cost with what the calibrated strategy takes beyond its parts, for each trainer's share."""
+    """Adds the calibrated overhead of the strategy, for each trainer's share."""
     ids = {} if facts.profile is None else facts.profile.ids_of_tables
     trainers = facts.num_trainers
 
@@ -154,7 +154,7 @@ def with_overhead(cost: StepCost, overhead: Overhead, facts: Facts) -> StepCost:
 
 
 def fit_overhead(few: Observed, many: Observed) -> Overhead:
-    """The lines through two runs, of few ids and of more; none falls, or begins below 0."""
+    """Fits lines through two runs, with few ids and with many. Lines have no negative slope or start."""
     work = [(each.cpu_s - each.work_s) / each.trainers for each in (few, many)]
     path = [each.step_s - each.path_s for each in (few, many)]
     return Overhead(*(_line(few.ids, many.ids, *each) for each in (work, path)))
@@ -166,12 +166,12 @@ def _line(few: float, many: float, least_s: float, most_s: float) -> Rate:
 
 
 BACKWARD = 2 / 3
-"""The backward pass's part of both: two products for one of the forward pass."""
+"""Fraction of forward and backward pass for the backward pass: it has two products for each product of the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """Facts that a prediction needs, all of them there."""
+    """The facts that a prediction needs. All of them are known."""
 
     facts: Facts
     calibration: Calibration
@@ -182,7 +182,7 @@ class Basis:
 
     @classmethod
     def of(cls, facts: Facts) -> Self | None:
-        """None where something is not known, or what was calibrated does not say: GPUs, and passes that torch compiles."""
+        """Returns None if a fact is unknown or the calibration does not apply: on GPUs, and for compiled passes."""
         calibration, profile, dense = facts.calibration, facts.profile, facts.dense_cost
         if calibration is None or profile is None or dense is None:
             return None
@@ -194,17 +194,17 @@ class Basis:
 
     @property
     def trainers(self) -> int:
-        """T."""
+        """Number of trainers, T."""
         return self.facts.num_trainers
 
     @property
     def cores(self) -> int:
-        """c."""
+        """Number of cores, c."""
         return self.calibration.cores
 
     @property
     def share(self) -> float:
-        """B / T."""
+        """Examples in a trainer's share, B / T."""
         return self.batch_size / self.trainers
 
     @property
@@ -219,20 +219,20 @@ class Basis:
 
     @property
     def crowd(self) -> float:
-        """max(1, T · t / c): how many times as long a trainer's pass takes while all others have theirs."""
+        """max(1, T · t / c): the slowdown of a trainer's pass while all other trainers compute theirs."""
         return max(1.0, self.trainers * self.facts.threads / self.cores)
 
     def cost(
         self, *, readings: float, examples: float, passes_s: float, rows_at_once: int, steps_s: float
     ) -> StepCost:
-        """The costs that all strategies have.
+        """Returns the costs that all strategies share.
 
-        An optimizer that was not measured takes as long as the slowest that was.
+        An optimizer without measurements counts as the slowest measured one.
 
         Args:
-            readings: how many times over all B examples are read. examples: of a trainer's pass.
-            passes_s: seconds of a trainer's pass. steps_s: those of the rest of its step.
-            rows_at_once: cores that look up and move rows at once.
+            readings: how many times all B examples are read. examples: number of examples in a trainer's pass.
+            passes_s: seconds of a trainer's pass. steps_s: seconds of the rest of its step.
+            rows_at_once: number of cores that look up and update rows at once.
         """
         trainers, moved_s = self.trainers, self.dense.update_s
         slowest = max(self.work.updates.values(), key=lambda rate: rate.seconds(1.0, 16, 0.0))
@@ -267,12 +267,12 @@ class Basis:
         )
 
     def pass_s(self, examples: float) -> float:
-        """Seconds of a trainer's forward and backward pass while all trainers have one: measured, times the crowd."""
+        """Returns seconds of a trainer's forward and backward pass while all trainers compute: the measured time, times the crowd."""
         return self.dense.seconds(examples) * self.crowd
 
     @property
     def busy_threads(self) -> float:
-        """Threads of a trainer that its pass keeps busy: t, or fewer where the net is too small for all of them."""
+        """Returns the number of a trainer's threads that its pass keeps busy: t, or fewer if the net is small."""
         return min(self.facts.threads, self.dense.busy_threads or self.facts.threads)
 
     def _ids(self, tables: tuple[str, ...]) -> float:

@@ -1,4 +1,4 @@
-"""Which operators of the dense half trainers run, and which the servers of their group (HT §3.2.1): pure functions of facts.
+"""Decides which operators of the dense half run on trainers, and which on group servers (HT §3.2.1). Pure functions of facts.
 
-``tag.py`` puts it together: rules, connected components, balance of dense bytes, greedy refinement.
+``tag.py`` combines the parts: rules, connected components, balance of dense bytes, greedy refinement.
 """

@@ -1,4 +1,4 @@
-"""Components over servers, so that dense bytes balance (HT §3.2.1), and what does not fit is refused before the run (§4.3)."""
+"""Spreads components over servers to balance dense bytes (HT §3.2.1), and refuses nets that do not fit (§4.3)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, by_rules
 
 
 def balanced(index: Index, on_servers: Sequence[bool], group: HierarchicalGroup) -> list[int]:
-    """The device of each bundle: the longest component first, each to the server with the fewest bytes of parameters.
+    """Returns the device of each bundle: the longest component first, each on the server with the fewest parameter bytes.
 
-    A component goes whole to a server that has memory for its parameters; where none has, its bundles go one by one.
+    A whole component goes to a server with memory for its parameters. If there is none, its bundles are placed one by one.
 
     Args:
-        on_servers: of each operator.
+        on_servers: whether each operator is on a server.
     """
     placed = [0] * len(index.bundles)
     total = [0] * len(group.devices)
@@ -49,11 +49,11 @@ def balanced(index: Index, on_servers: Sequence[bool], group: HierarchicalGroup)
 
 
 def check_parameters(index: Index, group: HierarchicalGroup) -> None:
-    """Refuses what no placement can mend.
+    """Refuses a net that no placement can make fit.
 
     Raises:
-        ConfigError: an operator whose parameters fit on no server, or that cannot be moved to where a group has them once; or
-            too few servers for all of them.
+        ConfigError: the parameters of an operator fit on no server; an operator with parameters must stay on several
+            trainers; or there are too few servers for all parameters.
     """
     if not group.servers:
         return
@@ -71,15 +71,15 @@ def check_parameters(index: Index, group: HierarchicalGroup) -> None:
         taken = bundle.parameter_bytes * copies
         if bundle.movable and taken > largest:
             raise ConfigError(
-                f"strategy: hierarchical: operator {operator.name!r} ({operator.kind}) fits nowhere: its parameters take"
-                f" {gigabytes(taken)} {held}, a group server has {gigabytes(largest)};"
+                f"strategy: hierarchical: operator {operator.name!r} ({operator.kind}) does not fit into memory: its parameters take"
+                f" {gigabytes(taken)} {held}, but a group server has {gigabytes(largest)};"
                 " set split_fc = true, which cuts fully connected layers, or nets lower, or give servers more memory"
             )
     total = sum(bundle.parameter_bytes for bundle in index.bundles if bundle.movable) * copies
     room = sum(math.inf if limit is None else limit for limit in limits)
     if total > room:
         raise ConfigError(
-            f"strategy: hierarchical: the dense half's parameters take {gigabytes(total)} {held},"
+            f"strategy: hierarchical: the dense half's parameters take {gigabytes(total)} {held}, but"
             f" the {len(limits)} servers of a group have {gigabytes(room)}; set servers_per_group to at least"
             f" {math.ceil(total / largest)}, or nets lower"
         )
@@ -88,13 +88,13 @@ def check_parameters(index: Index, group: HierarchicalGroup) -> None:
 def check_memory(
     index: Index, group: HierarchicalGroup, placed: Sequence[int], loads: Sequence[Load], *, searched: bool
 ) -> None:
-    """Refuses a placement that runs out of memory.
+    """Refuses a placement that needs too much memory.
 
     Args:
-        searched: whether refinement has looked for another one.
+        searched: whether refinement has looked for another placement.
 
     Raises:
-        ConfigError: names the device and the operator that takes most there.
+        ConfigError: names the device, and the operator that needs most memory on it.
     """
     fullest = max(range(len(loads)), key=lambda device: loads[device].memory)
     load, limit = loads[fullest], group.devices[fullest].memory_bytes
@@ -116,7 +116,7 @@ def check_memory(
         else "nets or data.batch_size lower, or trainers_per_group higher"
     )
     raise ConfigError(
-        f"strategy: hierarchical: {device_name(fullest)} would take {gigabytes(load.memory_bytes)} and has"
+        f"strategy: hierarchical: {device_name(fullest)} would take {gigabytes(load.memory_bytes)}, but has"
         f" {gigabytes(limit)}: operator {index.operators[largest].name!r} ({index.operators[largest].kind}) takes"
         f" {gigabytes(taken(largest))} of it{', and no placement was found that fits' if searched else ''};"
         f" set {found_it}{mend}"
@@ -124,7 +124,7 @@ def check_memory(
 
 
 def _pieces(index: Index, on_servers: Sequence[bool]) -> list[list[int]]:
-    """The bundles of each component, components that share one as one piece."""
+    """Returns the bundles of each component. Components that share a bundle count as one."""
     part, _ = divide(index, [int(there) for there in on_servers])
     placed = [(component, index.bundle_of[number]) for number, component in enumerate(part) if component]
     pieces = DisjointSets(sorted({bundle for _, bundle in placed}))
@@ -141,19 +141,19 @@ def _longest_first(index: Index, pieces: Sequence[Sequence[int]]) -> list[Sequen
 
 
 def _held(group: HierarchicalGroup) -> str:
-    """Says what parameters on servers are counted with."""
+    """Names the additional memory that is counted for parameters on servers."""
     nets = group.nets_on(1)
     return f"with optimizer state and the gradient{'s' if nets > 1 else ''} of {nets} net{'s' if nets > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class InitialPlacement:
-    """A placement before refinement, or what came of it.
+    """A placement before refinement, or the result of refinement.
 
     Attributes:
         placed: device of each bundle.
-        reasons: of each operator, why it was there before.
-        moves: of refinement.
+        reasons: reason for the initial device of each operator.
+        moves: moves of refinement.
     """
 
     name: str
@@ -163,22 +163,22 @@ class InitialPlacement:
 
 
 def ruled(index: Index, group: HierarchicalGroup) -> InitialPlacement:
-    """Rules say what goes to servers, its components are spread by bytes of parameters (HT §3.2.1)."""
+    """Returns the placement by rules, with components spread by bytes of parameters (HT §3.2.1)."""
     on_servers, reasons = by_rules(index)
     return InitialPlacement("rules", balanced(index, on_servers, group), reasons)
 
 
 def dealt(index: Index, group: HierarchicalGroup) -> InitialPlacement:
-    """Bundles that can be moved dealt to the servers in turn: the paper's ablation, without rules and refinement (HT §5.3)."""
+    """Returns movable bundles dealt round-robin to servers: the paper's ablation, without rules and refinement (HT §5.3)."""
     placed, turn = [], 0
     for bundle in index.bundles:
         placed.append(1 + turn % len(group.servers) if bundle.movable else 0)
         turn += bundle.movable
-    return _start("none", index, placed, "dealt to the servers in turn")
+    return _start("none", index, placed, "dealt to the servers round-robin")
 
 
 def others(index: Index) -> list[InitialPlacement]:
-    """All that can be moved on one server; or only what has parameters."""
+    """Returns two more starts: all movable bundles on one server, or only those with parameters."""
     everything = [1 if bundle.movable else 0 for bundle in index.bundles]
     parameters = [1 if bundle.movable and bundle.parameter_bytes else 0 for bundle in index.bundles]
     return [

@@ -1,7 +1,7 @@
-"""Components: operators of one server that run in one go, from inputs of a trainer to outputs for it (HT §3.1.1, §3.2.1).
+"""Components: operators of one server that run without interruption, with inputs from a trainer and outputs to it (HT §3.1.1, §3.2.1).
 
-A component is connected and convex: no path leaves it and comes back through a trainer or another server. What would not be
-convex is divided, and what goes from one part to the other passes through the trainer.
+A component is connected and convex: no path leaves it and returns through a trainer or another server. A set that would not be
+convex is divided, and tensors between its parts pass through the trainer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Component:
     """One component.
 
     Attributes:
-        server: that runs it.
-        stage: how many exchanges of a net's step come before it; those of one stage run side by side.
+        server: the server that runs it.
+        stage: number of exchanges before it in a net's step; components of one stage run in parallel.
         operators: names, in the graph's order.
     """
 
@@ -30,11 +30,11 @@ class Component:
 
 
 Division = tuple[list[int], list[int]]
-"""The component of each operator: its number, from 1, or 0 on trainers. Then the stage of each component, by its number."""
+"""The component number of each operator, from 1, or 0 on trainers; and the stage of each component, by number."""
 
 
 def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
-    """The components of a tagged graph, by stage, then in the graph's order."""
+    """Returns the components of a tagged graph, by stage, then in the graph's order."""
     index = Index(graph)
     devices = index.devices(tagging)
     part_of, stages = divide(index, devices)
@@ -54,10 +54,10 @@ def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
 
 
 def divide(index: Index, devices: Sequence[int]) -> Division:
-    """Connected operators of one server and one stage are a component; two of one server are joined where they stay convex.
+    """Makes components from connected operators of one server and stage. Joins two of one server if the result is convex.
 
     Args:
-        devices: of each operator.
+        devices: device of each operator.
     """
     levels = _levels(index, devices)
     sets = DisjointSets(range(len(devices)))
@@ -84,7 +84,7 @@ def divide(index: Index, devices: Sequence[int]) -> Division:
 
 
 def _levels(index: Index, devices: Sequence[int]) -> list[int]:
-    """Exchanges before each operator, where every operator runs as early as it can."""
+    """Returns the number of exchanges before each operator, if every operator runs as early as possible."""
     levels = [0] * len(devices)
     for number, device in enumerate(devices):
         level = 0
@@ -96,7 +96,7 @@ def _levels(index: Index, devices: Sequence[int]) -> list[int]:
 
 
 def _join(index: Index, sets: DisjointSets[int], crossing: Sequence[tuple[int, int]]) -> bool:
-    """Joins the two components of an edge between stages where no other path leads from one to the other; whether any were."""
+    """Joins the components of an edge between stages if no other path connects them; returns whether any were joined."""
     members = {sets.root(each[0]): each for each in sets.sets()}
     joined = False
     for producer, consumer in crossing:
@@ -111,8 +111,8 @@ def _join(index: Index, sets: DisjointSets[int], crossing: Sequence[tuple[int, i
 def _detour(
     index: Index, sets: DisjointSets[int], members: Mapping[int, list[int]], upper: int, lower: int
 ) -> bool:
-    """Whether a path leads from one component to another by way of something else."""
-    last = max(members[lower])  # operators behind it lead to none before it
+    """Returns whether a path leads from one component to another through a third one."""
+    last = max(members[lower])  # later operators lead to no earlier ones
     seen = {upper}
     waiting = [upper]
     while waiting:
@@ -131,10 +131,10 @@ def _detour(
 
 
 def _stages(index: Index, part: Sequence[int], num_parts: int) -> list[int]:
-    """The stage of each component: the most components that lie before it on a path."""
+    """Returns the stage of each component: the maximum number of components before it on a path."""
     nodes = [
         number or -1 - operator for operator, number in enumerate(part)
-    ]  # operators of trainers by themselves
+    ]  # each operator on trainers is a separate node
     before: dict[int, set[int]] = {node: set() for node in nodes}
     for producer, readers in enumerate(index.consumers):
         for consumer in readers:

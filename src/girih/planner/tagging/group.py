@@ -1,4 +1,4 @@
-"""A group of trainers and group servers (HT §3.1), as the cost model sees it: frozen facts."""
+"""A group of trainers and group servers (HT §3.1) for the cost model: frozen facts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Device(Options):
     """One trainer, or one group server.
 
     Attributes:
-        cores: that it can keep busy at once: those of its machine, or fewer where it has fewer threads.
-        flops_per_s: of one core, for operators that were not measured.
-        bytes_per_s: that it can send, and as many that it can receive meanwhile; None bounds nothing.
-        memory_bytes: for parameters, their optimizer's state and activations; None bounds nothing.
+        cores: cores that it can keep busy: those of its machine, or fewer if it has fewer threads.
+        flops_per_s: speed of one core, for operators that were not measured.
+        bytes_per_s: speed of sending, and at the same time of receiving; None means no limit.
+        memory_bytes: memory for parameters, optimizer state and activations; None means no limit.
     """
 
     cores: Positive = 1.0
@@ -27,12 +27,12 @@ class Device(Options):
 
 
 class CodecCost(Options):
-    """The cost of one way to write tensors for the wire.
+    """The cost of a codec for tensors on the wire.
 
     Attributes:
-        number_bytes: of each number that is sent. row_bytes: beside them, of each vector along the last dimension.
-        share: of a message's numbers, how many are sent.
-        encode_s_per_byte, decode_s_per_byte: core-seconds per byte of float32. For float32 itself they are those of a plain copy.
+        number_bytes: bytes per sent number. row_bytes: additional bytes per vector along the last dimension.
+        share: fraction of a message's numbers that are sent.
+        encode_s_per_byte, decode_s_per_byte: core-seconds per byte of float32. For float32 itself: a plain copy.
     """
 
     name: str
@@ -44,15 +44,15 @@ class CodecCost(Options):
 
     @property
     def kept(self) -> float:
-        """Bytes that a sender keeps per byte of float32: what top-k left out, before the step under way and with it (error feedback)."""
+        """Bytes that a sender keeps per byte of float32: top-k's unsent values before and during the current step (error feedback)."""
         return 2.0 if self.name == "topk" else 0.0
 
     def packed_bytes(self, rows: int, numbers: int) -> float:
-        """Bytes of a message of so many numbers in so many rows, as ``Codec.packed_bytes`` of :mod:`girih.comm.codecs` has them."""
+        """Returns the bytes of a message of numbers in rows, the same as ``Codec.packed_bytes`` of :mod:`girih.comm.codecs`."""
         return self.number_bytes * math.ceil(self.share * numbers) + self.row_bytes * rows
 
     def sent_bytes(self, edge: Edge, batch_size: int) -> float:
-        """Bytes per example of what an edge sends for a batch: as it is where it would become no smaller."""
+        """Returns bytes per example that an edge sends for a batch. If packing saves nothing, sends the tensor unchanged."""
         plain = edge.bytes_per_example
         if not edge.number_bytes or not plain:
             return plain
@@ -63,31 +63,31 @@ class CodecCost(Options):
 
 FLOAT32 = CodecCost(name="float32")
 AVERAGED = 4.0
-"""Copies of the parameters that averaging takes: the model that is evaluated; in a round, what is sent, what is answered, and that as one."""
+"""Copies of the parameters for averaging: the evaluated model; in a round, the sent and answered values, and the joined answers."""
 
 
 class WireCost(Options):
-    """The costs of the codecs between trainers and group servers: of activations, forward, and of their gradients, backward."""
+    """The codecs between trainers and group servers: of activations, forward, and of their gradients, backward."""
 
     activations: CodecCost = FLOAT32
     gradients: CodecCost = FLOAT32
 
 
 class HierarchicalGroup(Options):
-    """One group; all groups of a run are alike.
+    """One group. All groups of a run are equal.
 
     Attributes:
-        trainers: of this group. nets: that each of them runs at once.
-        batch_size: examples of one net's step.
-        servers: the group servers; none where trainers keep the dense half.
-        trainer_cpu_s: core-seconds per example that a trainer has to do beside the net: batches, embeddings, the loss.
-        trainer_sent_bytes, trainer_received_bytes: per example, beside the group's own: embeddings in, ids and gradients out.
-        parameter_copies: bytes that a byte of parameters takes with one gradient and its optimizer's state: 4 for Adam.
-        update_s_per_byte: core-seconds that the optimizer takes for a byte of parameters, in each net's step.
-        request_s: core-seconds that a request with its answer takes at both ends, however little it carries.
-        byte_s: core-seconds that a byte on the wire takes at both ends together, its codec left out.
-        average_every_examples: examples of the group between two averagings with the dense servers; None where there is none.
-        cores: core-seconds per second that all devices of the group have together; None where each has its own.
+        trainers: number of trainers. nets: number of nets per trainer.
+        batch_size: examples in one net's step.
+        servers: the group servers; none if trainers keep the dense half.
+        trainer_cpu_s: core-seconds per example of a trainer without the net: batches, embeddings, the loss.
+        trainer_sent_bytes, trainer_received_bytes: bytes per example outside the group: gradients and ids; embeddings.
+        parameter_copies: bytes per byte of parameters, with one gradient and the optimizer's state: 4 for Adam.
+        update_s_per_byte: core-seconds of the optimizer per byte of parameters, in each net's step.
+        request_s: core-seconds of a request with its answer at both ends, regardless of the size.
+        byte_s: core-seconds per byte on the wire at both ends together, without the codec.
+        average_every_examples: examples of the group between two rounds of averaging; None without averaging.
+        cores: core-seconds per second of all devices of the group together; None if devices share no cores.
     """
 
     trainers: Count
@@ -108,30 +108,30 @@ class HierarchicalGroup(Options):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """One of the trainers, which are alike, then the servers."""
+        """One of the trainers, which are equal, then the servers."""
         return (self.trainer, *self.servers)
 
     def nets_on(self, device: int) -> int:
-        """Nets that compute on a device at once: on a server, those of all trainers. Devices are numbered as in ``devices``."""
+        """Returns the number of nets that compute on a device at once; on a server, those of all trainers. Devices as in ``devices``."""
         return self.nets * self.trainers if device else self.nets
 
     def held_copies(self, device: int) -> float:
-        """Bytes that a byte of parameters takes on a device; see :func:`held_copies`."""
+        """Returns the bytes per byte of parameters on a device; see :func:`held_copies`."""
         averaged = self.average_every_examples is not None
         return held_copies(self.parameter_copies, self.nets_on(device), averaged=averaged)
 
 
 def held_copies(parameter_copies: float, nets: int, *, averaged: bool) -> float:
-    """Bytes that a byte of parameters takes where it is moved: itself and its optimizer's state, once; a gradient for each net, from its
-    backward pass until it is applied; what averaging keeps.
+    """Returns the bytes per byte of parameters on their device: the parameters and optimizer state once, a gradient for each
+    net from its backward pass until the update, and the copies for averaging.
 
     Args:
-        parameter_copies: see :class:`HierarchicalGroup`; less than 2 is of an optimizer that was not measured, and counts no state.
-        nets: that compute on it at once. averaged: whether there are other copies.
+        parameter_copies: see :class:`HierarchicalGroup`; below 2, the optimizer was not measured, and no state counts.
+        nets: number of nets that compute on the device at once. averaged: whether there are other copies.
     """
     return max(2.0, parameter_copies) - 1 + nets + (AVERAGED if averaged else 0.0)
 
 
 def gigabytes(size: float) -> str:
-    """A size for people."""
+    """Formats a size for people."""
     return f"{size / 1e9:,.3g} GB"

@@ -1,4 +1,4 @@
-"""An operator graph by numbers: who reads from whom, and which operators move together.
+"""An operator graph by numbers: readers and producers of operators, and operators that move together.
 
 Operators are numbered in the graph's order. Devices: 0 is the trainers, 1 + s is server s.
 """
@@ -14,12 +14,12 @@ from girih.planner.operators import TRAINER, Edge, OperatorGraph, Tagging, serve
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Operators that are placed as a whole: those of one module, or one without a module.
+    """Operators that are placed together: those of one module, or one without a module.
 
     Attributes:
         operators: their numbers.
-        parameter_bytes: of all of them: of parameters that operators share, the graph counts each with one operator.
-        movable: whether all of them are.
+        parameter_bytes: bytes of all their parameters. The graph counts a shared parameter with one operator.
+        movable: whether all of them can be moved.
     """
 
     operators: tuple[int, ...]
@@ -28,12 +28,12 @@ class Bundle:
 
 
 class Index:
-    """The look-ups that tagging needs of a graph.
+    """The lookups of a graph for tagging.
 
     Attributes:
-        consumers: of each operator, consumer → the edge to it; of several the one with the most bytes.
-        producers: of each operator, in order.
-        bundles: in the order of their first operators. bundle_of: number of each operator's bundle.
+        consumers: for each operator, consumer → the edge to it; of several edges the one with the most bytes.
+        producers: for each operator, its producers in order.
+        bundles: in the order of their first operators. bundle_of: the bundle number of each operator.
     """
 
     def __init__(self, graph: OperatorGraph) -> None:
@@ -49,7 +49,7 @@ class Index:
         for producer, readers in enumerate(self.consumers):
             for consumer in readers:
                 self.producers[consumer].append(producer)
-        self._before: list[int] = []  # of each operator, a bit for each one that it needs
+        self._before: list[int] = []  # for each operator, a bit for each operator that it needs
         for needed in self.producers:
             before = 0
             for producer in needed:
@@ -75,29 +75,29 @@ class Index:
         )
 
     def are_independent(self, numbers: Sequence[int]) -> bool:
-        """Whether these are several operators, none of which needs another's output."""
+        """Returns whether these are several operators that do not need each other's outputs."""
         together = sum(1 << number for number in numbers)
         return len(numbers) > 1 and not any(self._before[number] & together for number in numbers)
 
     def names(self, bundle: int) -> tuple[str, ...]:
-        """The operators of a bundle, by name."""
+        """Returns the names of a bundle's operators."""
         return tuple(self.operators[number].name for number in self.bundles[bundle].operators)
 
     def tagging(self, placed: Sequence[int]) -> dict[str, str]:
-        """Operator → device, from the device of each bundle."""
+        """Returns operator → device, from the device of each bundle."""
         return {
             operator.name: device_name(placed[bundle])
             for operator, bundle in zip(self.operators, self.bundle_of, strict=True)
         }
 
     def placed(self, tagging: Tagging, num_devices: int | None = None) -> list[int]:
-        """The device of each bundle, from a tagging of the same graph.
+        """Returns the device of each bundle, from a tagging of the same graph.
 
         Args:
-            num_devices: of the group; None accepts any number of servers.
+            num_devices: number of devices in the group; None accepts any number of servers.
 
         Raises:
-            ConfigError: it is of another graph, or of a group of other size.
+            ConfigError: the tagging is for another graph, or for a group of another size.
         """
         names = {operator.name for operator in self.operators}
         count = 1 + len(names) if num_devices is None else num_devices
@@ -107,7 +107,7 @@ class Index:
         )
         for name in (*tagging, *names):
             if name not in names:
-                raise ConfigError(f"tagging: {name!r} is no operator of the model{nearest(name, names)}")
+                raise ConfigError(f"tagging: {name!r} is not an operator of the model{nearest(name, names)}")
             if (device := tagging.get(name, "no device")) not in devices:
                 raise ConfigError(f"tagging: {name!r} on {device!r}; expected {expected}")
         placed = []
@@ -118,20 +118,20 @@ class Index:
                 raise ConfigError(f"tagging: {torn}; expected operators of one module on one device")
             ((device, name),) = names_by_device.items()
             if device != TRAINER and not bundle.movable:
-                raise ConfigError(f"tagging: {name!r} on {device!r}; it has to stay on the trainer")
+                raise ConfigError(f"tagging: {name!r} on {device!r}; it must stay on the trainer")
             placed.append(device_number(device))
         return placed
 
     def devices(self, tagging: Tagging) -> list[int]:
-        """The number of each operator's device."""
+        """Returns the device number of each operator."""
         return [device_number(tagging[operator.name]) for operator in self.operators]
 
 
 def device_name(device: int) -> str:
-    """A device as a tagging names it."""
+    """Returns the name of a device in a tagging."""
     return server_name(device - 1) if device else TRAINER
 
 
 def device_number(name: str) -> int:
-    """The inverse of :func:`device_name`."""
+    """Inverts :func:`device_name`."""
     return 0 if name == TRAINER else 1 + int(name.removeprefix(server_name(0)[:-1]))

@@ -1,12 +1,12 @@
-"""The load that a placement puts on each device per example, and the examples per second that the group can do (HT §3.2.1).
+"""The load that a placement puts on each device per example, and the resulting speed of the group (HT §3.2.1).
 
-A device is used by its cores, by its link, which sends and receives side by side, and by its memory. Cores and link bound the speed: the group
-is as fast as its busiest device, or as the cores that devices share, whichever are busier. Memory is full or not; it does not bound a speed. It has parameters, with what is kept beside them
-(:func:`~girih.planner.tagging.group.held_copies`), and for the examples of each net's batch what operators give out and what top-k leaves out.
+A device has cores, a link that sends and receives at the same time, and memory. Cores and links bound the speed: the group is as fast
+as its busiest device, or as the shared cores if they are busier. Memory does not bound the speed, but it can be full. It holds the
+parameters with their copies (:func:`~girih.planner.tagging.group.held_copies`), and the outputs and top-k's unsent values per net.
 
-The ledger of a placement has what each device computes, keeps, sends and receives per example, changed move by move. All that goes between
-devices goes between a trainer and a server, so that two sums of :data:`Bytes` say it for each server: to it, and from it. Their gradients
-come back the other way.
+The ledger has the sums of computed, kept, sent and received amounts per example for each device. Each move updates them. All traffic
+between devices is between a trainer and a server. So two sums of :data:`Bytes` per server suffice: to the server, and from it.
+Gradients go the other way.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CPU, NETWORK, MEMORY = "cpu", "network", "memory"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The work of one device for an example of the group; of trainers, the mean over them.
+    """The work of one device per example of the group; for trainers, the mean over them.
 
     Attributes:
-        cpu_s: seconds that all of its cores are busy. network_s: seconds that its link is, in its busier direction.
-        sent_bytes, received_bytes: on the wire.
-        memory_bytes: in all, whatever the speed. memory: the share of the device's that it is; 0 where nothing bounds it.
+        cpu_s: seconds that all of its cores are busy. network_s: seconds that its link is busy, in the busier direction.
+        sent_bytes, received_bytes: bytes on the wire.
+        memory_bytes: total, regardless of speed. memory: fraction of the device's memory; 0 without a limit.
     """
 
     cpu_s: float
@@ -43,13 +43,13 @@ class Load:
 
     @property
     def busy_s(self) -> float:
-        """Seconds per example that the busier of cores and link takes."""
+        """Seconds per example that the busier of cores and link is busy."""
         return max(self.cpu_s, self.network_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Utilization:
-    """Shares of a device's cores, link and memory that are in use; above 1 is more than there is."""
+    """Fractions of a device's cores, link and memory in use; above 1 means overload."""
 
     cpu: float
     network: float
@@ -65,7 +65,7 @@ def utilization(device_loads: Mapping[str, Load], examples_per_s: float) -> dict
 
 
 def shared_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
-    """Seconds per example that the cores which devices share are busy: Σ core-seconds / cores; 0 where each has its own."""
+    """Returns seconds per example that the shared cores are busy: Σ core-seconds / cores; 0 if devices share no cores."""
     if group.cores is None:
         return 0.0
     of_trainer, *of_servers = (
@@ -75,27 +75,27 @@ def shared_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
 
 
 def examples_per_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
-    """The most examples per second of a group: 1 / max over devices of :attr:`Load.busy_s`, and :func:`shared_s`."""
+    """Returns the maximum speed of a group: 1 / max over devices of :attr:`Load.busy_s`, and :func:`shared_s`."""
     most = max(shared_s(group, device_loads), *(load.busy_s for load in device_loads))
     return 1 / most if most else math.inf
 
 
 Bytes = tuple[float, float, float]
-"""Bytes per example of a tensor: in memory, on the wire as the codec of activations writes it, and its gradient's on the wire."""
+"""Bytes per example of a tensor: in memory, on the wire as activations, and its gradient's on the wire."""
 NOTHING: Bytes = (0.0, 0.0, 0.0)
 
 
 class Ledger:
     """Sums per device; 0 is the trainers.
 
-    A server counts as one component here, whatever path leads back to it: what a division adds is not in the books of
-    :meth:`move`, and is in :meth:`exact_loads`. So :meth:`least_loads` are never above these.
+    A server counts as one component here, even if paths return to it. :meth:`move` ignores the traffic that a division adds, but
+    :meth:`exact_loads` includes it. So :meth:`least_loads` are never above the exact ones.
 
     Attributes:
         compute_s: core-seconds of operators per example.
-        parameter_bytes: once each. output_bytes: of operators, per example.
-        to_bytes, from_bytes: to and from each server, once for each exchange that a tensor is needed in.
-        members: bundles on each.
+        parameter_bytes: each parameter once. output_bytes: bytes of operators' outputs per example.
+        to_bytes, from_bytes: to and from each server, once for each exchange that needs a tensor.
+        members: number of bundles on each device.
     """
 
     def __init__(self, index: Index, group: HierarchicalGroup, placed: Sequence[int]) -> None:
@@ -129,11 +129,11 @@ class Ledger:
             self._flow(producer, 1)
 
     def exact_loads(self) -> list[Load]:
-        """The load of each device, with components divided as they will be."""
+        """Returns the load of each device, with components divided as needed."""
         return self._loads(*self._divided())
 
     def least_loads(self) -> list[Load]:
-        """The load of each device, if no component had to be divided: never more than :meth:`exact_loads`."""
+        """Returns the load of each device without divided components, a lower bound of :meth:`exact_loads`."""
         requests = [0, *(1 if count else 0 for count in self.members[1:])]
         return self._loads(self.to_bytes, self.from_bytes, requests)
 
@@ -151,7 +151,7 @@ class Ledger:
             self._flow(producer, 1)
 
     def _divided(self) -> tuple[list[Bytes], list[Bytes], list[int]]:
-        """``to_bytes``, ``from_bytes`` and exchanges in a net's step, where components are what they are."""
+        """Returns ``to_bytes``, ``from_bytes`` and exchanges per net's step, with components divided as needed."""
         part_of, stages = divide(self._index, self.devices)
         exchange = [0] * len(part_of)
         servers = [0]
@@ -174,7 +174,7 @@ class Ledger:
         return to_bytes, from_bytes, requests
 
     def _loads(self, to_bytes: list[Bytes], from_bytes: list[Bytes], requests: list[int]) -> list[Load]:
-        """Bytes and codecs by (HT §4.2); what trainers do is divided by their number."""
+        """Computes loads from bytes, with codecs (HT §4.2). The work of trainers is divided by their number."""
         group, loads_of = self._group, []
         forward, backward = group.wire.activations, group.wire.gradients
         to_decode = forward.decode_s_per_byte + backward.encode_s_per_byte
@@ -224,19 +224,19 @@ class Ledger:
 
 
 _OperatorOutput = tuple[Bytes, Mapping[int, Bytes]]
-"""The whole output of an operator, for one that nobody reads, and what each consumer reads of it."""
+"""An output's bytes without readers, and the bytes that each consumer reads of it."""
 
 
 def flow(
     output: _OperatorOutput, producer: int, part: Sequence[int], exchange: Sequence[int]
 ) -> tuple[Bytes, dict[int, Bytes]]:
-    """Bytes of an operator's output that go up to the trainer, and down to each exchange that needs it.
+    """Returns bytes of an operator's output up to the trainer, and down to each exchange that needs the output.
 
-    An output that nobody reads is the net's, and a trainer has its loss.
+    An output without readers is the net's output, and goes to the trainer for the loss.
 
     Args:
-        part: of each operator, its component, or 0 on trainers.
-        exchange: of each operator, the exchange that its component takes part in, or 0 on trainers.
+        part: for each operator, its component, or 0 on trainers.
+        exchange: for each operator, the exchange of its component, or 0 on trainers.
     """
     home, (whole, readers) = part[producer], output
     up = NOTHING if readers else whole
@@ -250,7 +250,7 @@ def flow(
 
 
 def _sizes(index: Index, group: HierarchicalGroup) -> list[_OperatorOutput]:
-    """The bytes of each operator's output, by its readers, in a message of one net's batch."""
+    """Returns the bytes of each operator's output, by reader, in a message of one net's batch."""
     transfers: list[_OperatorOutput] = []
     for operator, readers in zip(index.operators, index.consumers, strict=True):
         whole = Edge(producer=operator.name, consumer="", bytes_per_example=operator.output_bytes_per_example)

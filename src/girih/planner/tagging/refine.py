@@ -1,8 +1,8 @@
-"""Greedy refinement: what is on the busiest device moves off it, while that helps (HT §3.2.1).
+"""Greedy refinement: moves work off the busiest device, as long as that helps (HT §3.2.1).
 
-A step moves one bundle: the operators of a module, or one that has none. Where no such step helps, as where a chain is to part in the middle, a
-step moves a stretch: bundles that are connected on one device, from one end of their component on. Where memory is too small for what is
-there, a step may also have two bundles change places.
+A step moves one bundle: the operators of a module, or one without a module. If no such step helps, for example because a chain must be
+split in the middle, a step moves a stretch: connected bundles of one device, from one end of their component. If memory is too
+small, a step may also swap two bundles.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from girih.planner.tagging.ledger import (
 )
 
 _TOLERANCE = 1e-9
-"""Relative differences below which two loads are the same: sums of floats that were added up in another order."""
+"""Relative differences below which two loads are equal: sums of floats in different orders."""
 
 SHARED_CORES = "the shared cores"
 
 
 Burden = tuple[float, ...]
-"""A placement's burden; the lower the better: memory beyond what there is, of each device, then busy seconds of devices and of the cores that
-they share, both in falling order."""
+"""The burden of a placement; lower is better: memory overload of each device, then busy seconds of devices and of shared
+cores, both in descending order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class Move:
     """A step of refinement.
 
     Attributes:
-        operators: that moved, with all of their modules.
-        source, target: devices. bottleneck, resource: the busiest device before, and what of it was: "cpu", "network" or "memory"; or
-            :data:`SHARED_CORES` and "cpu".
-        examples_per_s_before, examples_per_s_after: predicted.
+        operators: the moved operators, with all operators of their modules.
+        source, target: devices. bottleneck, resource: the busiest device before the move, and its resource: "cpu", "network" or
+            "memory"; or :data:`SHARED_CORES` and "cpu".
+        examples_per_s_before, examples_per_s_after: predicted speeds.
     """
 
     operators: tuple[str, ...]
@@ -55,21 +55,21 @@ class Move:
 
 
 _Moves = tuple[tuple[int, int], ...]
-"""Bundles, each with the device that it moves to."""
+"""Bundles, each with its target device."""
 _Offer = tuple[Burden, _Moves]
-"""Moves, behind the burden that the placement then has at least."""
+"""Moves, with a lower bound of the placement's burden after them in front."""
 
 
 def refine(
     index: Index, group: HierarchicalGroup, placed: Sequence[int], effort: Iterator[object]
 ) -> tuple[list[int], tuple[Move, ...]]:
-    """Moves bundles until no move lowers the burden of the placement, or the effort is spent.
+    """Moves bundles until no move lowers the burden of the placement, or the effort is used up.
 
     Bundles with parameters move between servers only.
 
     Args:
         placed: device of each bundle.
-        effort: has an item for each placement that may be looked at: a number and not a time, so that all machines find the same.
+        effort: yields an item per evaluated placement: a count and not a time, so that all machines get the same result.
     """
     search, moves = _Search(index, group, placed, effort), list[Move]()
     while any(search.step(offers()) for offers in (search.single_moves, search.stretches, search.swaps)):
@@ -78,7 +78,7 @@ def refine(
 
 
 def bottleneck(loads: Sequence[Load]) -> tuple[int, str]:
-    """The device that is used most, and what of it: memory where there is too little of it, else cores or link."""
+    """Returns the most used device, and its resource: memory if there is too little of it, else cores or link."""
     fullest = max(range(len(loads)), key=lambda device: loads[device].memory)
     if loads[fullest].memory > 1:
         return fullest, MEMORY
@@ -88,14 +88,14 @@ def bottleneck(loads: Sequence[Load]) -> tuple[int, str]:
 
 
 def burden(group: HierarchicalGroup, loads: Sequence[Load]) -> Burden:
-    """The burden of a placement: all devices count, so that two that are equally busy can be relieved one after the other."""
+    """Returns the burden of a placement. All devices count, so that two equally busy ones can be relieved in sequence."""
     beyond = sorted((max(0.0, load.memory - 1) for load in loads), reverse=True)
     busy_s = [load.busy_s for load in loads]
     return (*beyond, *sorted((*busy_s, shared_s(group, loads)), reverse=True))
 
 
 def lower(one: Burden, other: Burden) -> bool:
-    """Whether a burden is below another, in the first place where they differ."""
+    """Returns whether a burden is below another, at the first place where they differ."""
     for a, b in zip(one, other, strict=True):
         if abs(a - b) > _TOLERANCE * max(a, b):
             return a < b
@@ -103,10 +103,10 @@ def lower(one: Burden, other: Burden) -> bool:
 
 
 class _Search:
-    """A placement on its way.
+    """A placement during refinement.
 
     Attributes:
-        last: the step that was made last; of a swap, both moves.
+        last: the last step; for a swap, both moves.
     """
 
     last: list[Move]
@@ -119,7 +119,7 @@ class _Search:
         self._loads = self.ledger.exact_loads()
 
     def step(self, offers: Iterator[_Offer]) -> bool:
-        """Takes the offer with the lowest burden, if it lowers the placement's; tried in the order of the burden that they have at least."""
+        """Takes the first offer that lowers the burden, in the order of the offers' lower bounds. Returns whether there was one."""
         current = burden(self._group, self._loads)
         for _, moves in sorted(each for each in offers if lower(each[0], current)):
             if next(self._effort, None) is None:
@@ -134,7 +134,7 @@ class _Search:
         return False
 
     def single_moves(self) -> Iterator[_Offer]:
-        """Each bundle of the busiest device to each other device."""
+        """Yields the moves of each bundle on the busiest device to each other device."""
         busiest, _ = bottleneck(self._loads)
         for bundle, device in enumerate(self.ledger.placed):
             if device == busiest:
@@ -142,7 +142,7 @@ class _Search:
                     yield from self._offers([(bundle, target)])
 
     def stretches(self) -> Iterator[_Offer]:
-        """Each connected component of a device, from either end on, off the busiest device or onto it; of trainers' link, anywhere."""
+        """Yields moves of connected bundles, from either end, off the busiest device or onto it; anywhere for trainers' link."""
         busiest, resource = bottleneck(self._loads)
         if resource == MEMORY:
             return
@@ -157,7 +157,7 @@ class _Search:
                     yield from self._offers(moves[::-1])
 
     def swaps(self) -> Iterator[_Offer]:
-        """Each bundle of the device with too little memory for a bundle of another one."""
+        """Yields swaps of a bundle on the device with too little memory with a bundle of another device."""
         fullest, resource = bottleneck(self._loads)
         placed = list(self.ledger.placed) if resource == MEMORY else []
         for bundle in [bundle for bundle, device in enumerate(placed) if device == fullest]:
@@ -166,7 +166,7 @@ class _Search:
                     yield from self._offers([(bundle, target), (other, fullest)], fewest=2)
 
     def _offers(self, moves: Sequence[tuple[int, int]], fewest: int = 1) -> Iterator[_Offer]:
-        """The first moves, ``fewest`` of them, then one more, and so on."""
+        """Yields the first ``fewest`` moves as an offer, then with one more move each time."""
         back = tuple((bundle, self.ledger.placed[bundle]) for bundle, _ in moves)
         for number in range(fewest, len(moves) + 1):
             if next(self._effort, None) is None:
@@ -182,7 +182,7 @@ class _Search:
         return [device for device in devices if device != self.ledger.placed[bundle]]
 
     def _connected(self) -> list[list[int]]:
-        """The bundles that can move, those that are connected on one device together, in the graph's order."""
+        """Returns the movable bundles, grouped by connection on one device, in the graph's order."""
         index, placed = self._index, self.ledger.placed
         movable = [number for number, bundle in enumerate(index.bundles) if bundle.movable]
         sets, members = DisjointSets(movable), frozenset(movable)
@@ -198,7 +198,7 @@ class _Search:
             self.ledger.move(bundle, target)
 
     def _note(self, moves: _Moves, back: _Moves, after: list[Load]) -> None:
-        """Writes down moves that were made: those from one device to another as one."""
+        """Records the moves; moves from one device to another count as one."""
         before, self._loads, self.last = self._loads, after, []
         busiest, resource = bottleneck(before)
         name = device_name(busiest)

@@ -1,7 +1,7 @@
-"""Rules that keep operators on trainers, from what is known of recommenders (HT §3.2.1); another one is another line here.
+"""Rules that keep operators on trainers, based on properties of recommenders (HT §3.2.1). To add a rule, add a line.
 
-Operators with parameters go to group servers, so that a group has one copy of them, and all operators of their module with them. For
-the others it is a matter of traffic: a server is asked, and answers, over the network.
+Operators with parameters go to group servers, so that a group has one copy of them, together with all operators of their module.
+For other operators, traffic decides, since a server is asked, and answers, over the network.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from girih.planner.tagging.index import Index
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """An operator, and where its neighbours are so far.
+    """The neighbours of an operator, and their devices so far.
 
     Attributes:
         from_trainers, from_servers: bytes that it reads from operators there.
         feeds_servers: whether an operator on a server reads from it.
-        gathers: whether it reads from several operators on servers, none of which needs another's output.
-        hands_out: whether several operators on servers read from it, none of which needs another's output.
+        gathers: whether it reads from several independent operators on servers.
+        hands_out: whether several independent operators on servers read from it.
     """
 
     operator: Operator
@@ -33,7 +33,7 @@ class Surroundings:
 
 
 def surroundings_of(index: Index, number: int, on_servers: Sequence[bool]) -> Surroundings:
-    """Looks at the neighbours of an operator."""
+    """Finds the neighbours of an operator."""
     from_trainers = from_servers = 0.0
     for producer in index.producers[number]:
         size = index.consumers[producer][number].bytes_per_example
@@ -55,7 +55,7 @@ class TaggingRule:
     """A reason to keep operators without parameters on trainers.
 
     Attributes:
-        keeps: whether it applies to an operator with such neighbours. It is asked again where neighbours have become trainers'.
+        keeps: whether the rule applies to an operator with these neighbours. Called again if neighbours move to trainers.
     """
 
     name: str
@@ -80,34 +80,34 @@ def _feeds_trainers(around: Surroundings) -> bool:
 RULES = (
     TaggingRule(
         "gathers",
-        "it puts together what servers can compute side by side",
+        "it joins outputs that servers can compute in parallel",
         lambda around: around.gathers,
     ),
     TaggingRule(
         "hands out",
-        "servers can compute side by side what is made of it",
+        "servers can process its output in parallel",
         lambda around: around.hands_out,
     ),
     TaggingRule(
         "reads from trainers",
-        "most of what it reads is on trainers, and it gives out no more than it reads",
+        "most of its input is on trainers, and its output is not larger than its input",
         _reads_from_trainers,
     ),
     TaggingRule(
         "feeds trainers",
-        "only trainers read from it, and it gives out no less than it reads",
+        "only trainers read from it, and its output is not smaller than its input",
         _feeds_trainers,
     ),
 )
-HAS_PARAMETERS = "its module has parameters, of which a group has one copy"
+HAS_PARAMETERS = "its module has parameters, and a group has one copy of them"
 _BETWEEN = "no rule keeps it on trainers"
 NOT_MOVABLE = "it cannot be moved"
 
 
 def by_rules(index: Index) -> tuple[list[bool], list[str]]:
-    """Whether each operator goes to a server, and why: rules are applied until none applies any more.
+    """Returns whether each operator goes to a server, and why. Applies rules until none applies any more.
 
-    A bundle stays on trainers where a rule keeps each of its operators.
+    A bundle stays on trainers if a rule keeps each of its operators.
     """
     on_servers = [True] * len(index.operators)
     reasons = [_BETWEEN] * len(index.operators)
@@ -124,7 +124,7 @@ def by_rules(index: Index) -> tuple[list[bool], list[str]]:
     changed = True
     while changed:
         changed = False
-        for number in [*open_bundles, *reversed(open_bundles)]:  # along the data, and against it
+        for number in [*open_bundles, *reversed(open_bundles)]:  # in the order of the data, and in reverse
             operators = index.bundles[number].operators
             kept = [_rule_for(index, operator, on_servers) for operator in operators]
             if on_servers[operators[0]] and all(kept):
@@ -135,6 +135,6 @@ def by_rules(index: Index) -> tuple[list[bool], list[str]]:
 
 
 def _rule_for(index: Index, operator: int, on_servers: Sequence[bool]) -> str:
-    """The first rule that keeps an operator on trainers, as a reason; empty where none does."""
+    """Returns the first rule that keeps an operator on trainers, as a reason; empty if there is none."""
     around = surroundings_of(index, operator, on_servers)
     return next((f"{rule.name}: {rule.reason}" for rule in RULES if rule.keeps(around)), "")

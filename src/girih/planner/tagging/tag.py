@@ -1,4 +1,4 @@
-"""A tagging of an operator graph: rules, components over servers, refinement (HT §3.2.1)."""
+"""Tags an operator graph: rules, components over servers, refinement (HT §3.2.1)."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from girih.planner.tagging.refine import SHARED_CORES, Move, refine
 
 How = Literal["refined", "rules", "none"]
 EFFORT = 15_000_000
-"""Operators of all placements that refinement looks at. It takes a core about ten seconds."""
+"""Operators of all placements that refinement evaluates, about ten seconds on one core."""
 AHEAD = 1.01
-"""Predicted speed by which another start must be ahead of the rules': their reasons are worth more than a percent."""
+"""Minimum advantage in predicted speed of another start over the rules', whose reasons are worth more than a percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged:
-    """A tagging, and what speaks for it.
+    """A tagging, with its reasons and its predicted speed.
 
     Attributes:
-        start: the placement that was refined: that of "rules" where no other one became better.
+        start: the initial placement: "rules" unless another one became better.
         tagging: operator → device.
-        reasons: operator → why it is there.
-        moves: of refinement, in their order.
-        loads: device → what it does per example.
-        utilization: device → its utilisation at ``examples_per_s``.
-        examples_per_s: predicted, of one group.
-        shared_cores: the share of the cores that devices share which is in use then; None where each has its own.
+        reasons: operator → reason for its device.
+        moves: moves of refinement, in order.
+        loads: device → its load per example.
+        utilization: device → its utilization at ``examples_per_s``.
+        examples_per_s: predicted speed of one group.
+        shared_cores: fraction of the shared cores in use; None if devices share no cores.
     """
 
     start: str
@@ -71,13 +71,13 @@ def tag(
     """Tags each operator with the device that runs it.
 
     Args:
-        how: "rules" leaves out the refinement, "none" the rules too: what can be moved is dealt to the servers in turn.
-        effort: operators of all placements that refinement may look at.
+        how: "rules" skips the refinement; "none" also skips the rules, and deals movable operators to servers round-robin.
+        effort: operators of all placements that refinement may evaluate.
         tagging: a tagging to keep, instead of a decision.
 
     Raises:
-        ConfigError: the net does not fit into the memory of the group; names the operator, and what would make it fit. Or
-            ``tagging`` does not fit the graph.
+        ConfigError: the net does not fit into the memory of the group (names the operator, and a remedy), or ``tagging``
+            does not fit the graph.
     """
     if how not in ("refined", "rules", "none"):
         raise ConfigError(f"tagging = {how!r}: expected one of 'refined', 'rules', 'none'")
@@ -118,10 +118,10 @@ def tag(
 def _refined(
     index: Index, group: HierarchicalGroup, ruled_start: InitialPlacement, effort: Iterator[object]
 ) -> InitialPlacement:
-    """Refines the start of the rules, or takes another one that ends ahead of it by :data:`AHEAD`; one dealt in turn where none fits into memory."""
+    """Refines the start by rules, or another one that ends better by :data:`AHEAD`. If none fits into memory, deals round-robin."""
 
     def reached(start: InitialPlacement) -> tuple[float, float, InitialPlacement]:
-        """Memory that is lacking, and the speed, less than 0, of what a start comes to."""
+        """Returns missing memory, and the negative speed, of a refined start."""
         placed, moves = refine(index, group, start.placed, effort)
         loads = Ledger(index, group, placed).exact_loads()
         lacking = sum(max(0.0, load.memory - 1) for load in loads)

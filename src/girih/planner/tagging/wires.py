@@ -1,4 +1,4 @@
-"""Whether compression between trainers and group servers pays: the cycles that codecs take are counted (HT §5.3 leaves that open)."""
+"""Chooses codecs between trainers and group servers, including the time of the codecs (HT §5.3 leaves this open)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from girih.planner.tagging.group import FLOAT32, CodecCost, HierarchicalGroup, W
 from girih.planner.tagging.tag import EFFORT, How, Tagged, tag
 
 GAIN = 1.02
-"""Predicted speed by which a codec that loses digits must be ahead of one that loses fewer."""
+"""Minimum advantage in predicted speed of a less precise codec over a more precise one."""
 
 CODECS = {
     each.name: each
@@ -29,10 +29,10 @@ CODECS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The codecs that were chosen, the tagging that goes with them, and why.
+    """The chosen codecs, the tagging for them, and the reason.
 
     Attributes:
-        examples_per_s: predicted with each pair, by the names of the codecs of activations and of gradients.
+        examples_per_s: predicted speed with each pair, by the names of the codecs of activations and of gradients.
     """
 
     wire: WireCost
@@ -42,7 +42,7 @@ class Chosen:
 
 
 def codec_of(name: str, calibration: Calibration | None) -> CodecCost:
-    """A codec by its name in ``[strategy]``, at the speed that was measured, else without taking time; "auto" counts as float32."""
+    """Returns a codec by its name in ``[strategy]``, with its measured speed, else free; "auto" counts as float32."""
     codec = FLOAT32 if name == "auto" else CODECS[name]
     speed = None if calibration is None else calibration.codecs.get(codec.name)
     if speed is None:
@@ -59,14 +59,14 @@ def choose_wire(
     how: How = "refined",
     effort: int = EFFORT,
 ) -> Chosen:
-    """Tags the graph with each pair of codecs, and takes the first pair that no other one is ahead of by :data:`GAIN`.
+    """Tags the graph with each pair of codecs. Takes the first pair that no other pair beats by :data:`GAIN`.
 
     Args:
-        activations, gradients: what may be chosen, first what loses nothing; one alone is taken as it is.
-        effort: of all pairs together, see :func:`~girih.planner.tagging.tag.tag`.
+        activations, gradients: the choices, the lossless one first; a single choice is used unchanged.
+        effort: effort of all pairs together, see :func:`~girih.planner.tagging.tag.tag`.
 
     Raises:
-        ConfigError: as :func:`~girih.planner.tagging.tag.tag`.
+        ConfigError: the same as in :func:`~girih.planner.tagging.tag.tag`.
     """
     pairs = sorted(
         ((one + other, a, g) for one, a in enumerate(activations) for other, g in enumerate(gradients)),
@@ -95,16 +95,14 @@ def choose_wire(
 
 
 def _in_flight(tagged: Tagged, group: HierarchicalGroup) -> float:
-    """Examples per second of the group with the steps that its nets have under way.
+    """Returns examples per second of the group with the steps that its nets have in flight.
 
-    A step waits for what it computes and sends itself, one after the other, and for those of
-    the trainer's other nets at the busiest device. With few nets, sending less pays though no link is busy all the time.
-    On a server a part has one thread, on a trainer a net has its share of the cores: loads are of all cores of a device.
+    A step waits for its own computation and messages in sequence, and for those of the trainer's other nets at the busiest
+    device. With few nets, compression pays even if no link is always busy. On a server, a part has one thread; on a trainer, a
+    net has its share of the cores. Loads are per all cores of a device.
     """
     trainer, *servers = tagged.loads.values()
-    of_group = (
-        group.batch_size * group.trainers
-    )  # examples of a step of all trainers, each of which has one net's
+    of_group = group.batch_size * group.trainers  # examples in a step of all trainers, one net each
     busiest_s = of_group / tagged.examples_per_s
     cores = group.trainer.cores
     path_s = of_group * trainer.cpu_s * max(1.0, cores / max(1, cores // group.nets))

@@ -78,7 +78,7 @@ def tensors_of(value: object) -> Iterator[Tensor]:
         yield from tensors_of([*vars(value).values()])
 
 
-_BATCH_SIZES = 8  # of batches whose bounds are remembered
+_BATCH_SIZES = 8  # remembers the bounds of eight batch sizes
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class GpuBags:
         if output.whole:
             own_ids = output.ids_in(batch)
             first, last = own_ids.start, own_ids.stop
-            if isinstance(batch, Batch):  # of another, the ids of all examples are filled in
+            if isinstance(batch, Batch):  # another batch type fills in the ids of all examples
                 bag = int(output.features[0]) * batch.num_examples
                 first, last = (
                     int(batch.offsets[bag + example]) for example in (examples.start, examples.stop)
@@ -300,7 +300,7 @@ class GpuBags:
         first_bag = examples.start * num_features
         num_bags = (examples.stop - examples.start) * num_features
         bags = self._bags(number, batch.num_examples)
-        weights = keys.weights if keys.weights is not None else out  # unread where there are none
+        weights = keys.weights if keys.weights is not None else out  # not read without weights
         shared["WEIGHTED"] = keys.weights is not None
         short = self._are_short(output, keys)
         arguments = (

@@ -27,8 +27,8 @@ from girih.store import Keys, Push, RowUpdate, Store
 
 T = TypeVar("T")
 NO_AMOUNTS = sealed(np.empty(0, np.int32))
-FEW_IDS = 8192  # fewer are done by one thread before another one is awake
-COPIED_BYTES = 20 << 20  # of a batch's rows, up to which they are copied: more leave the caches
+FEW_IDS = 8192  # one thread is done with fewer before a second thread wakes
+COPIED_BYTES = 20 << 20  # rows of a batch are copied up to this size, because more would leave the caches
 WIDE = 64  # columns below which that pays later: an address costs as much to follow however narrow its row
 
 

@@ -43,7 +43,7 @@ class _MappedGroup:
     def __init__(self, group: Group, stack: Stack) -> None:
         self._group, self._stack = group, stack
         self._buffers = Buffers()
-        # a stack has what a group asks of a store where it reads
+        # a stack has all methods of a store that reading calls
         self._by_keys = CpuGroup(group, cast(Any, [stack]), None)
         self._places = _places_in_one_pass(group)
 

@@ -230,11 +230,11 @@ class RemoteSparse:
         self.last_step = 0
         self.turns = count()
         self._stats = stats or Stats()
-        self._stats.counters["lost_updates"] += 0  # said from the start
+        self._stats.counters["lost_updates"] += 0  # the counter exists from the start
         self._ranks = ranks
         self._numbers = count()
         self._pending: deque[RemotePending] = deque()
-        self._done = DoneBatches()  # of this trainer, as servers have answered
+        self._done = DoneBatches()  # batches of this trainer that servers reported as done
         self._retired: dict[str, Any] = {}
         self._to = partial(connect_all, secret=secret, registry=registry)
         self._return_s = workers_return_s, servers_return_s
@@ -383,7 +383,7 @@ class RemoteSparse:
                 segment.close()  # else the others would wait for it before their next checkpoint
             raise
         finally:
-            self._ranks.barrier()  # what went wrong is told by whoever asked for the segment
+            self._ranks.barrier()  # the trainer that asked for the segment reports its errors
         return segment
 
     def load(self, reader: PartReader, *, step: int) -> None:

@@ -70,7 +70,7 @@ def apply_all(
     vote.cast((vote.reported >= 0).any())
     if not vote.known_refused:
         for group, read, summed in updates:
-            if vote.deferred:  # as the kernels have it: a key's number where the step is refused, else -1
+            if vote.deferred:  # the same as in the kernels: a key's number if the step is refused, else -1
                 flag = vote.refused.to(torch.int32).reshape(1) - 1
                 summed = replace(summed, nonfinite_key=flag)
             group.apply(read, summed, step, lr_scale)
