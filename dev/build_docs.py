@@ -140,7 +140,7 @@ def key_lines() -> Iterator[str]:
     yield "# Config keys\n\nThis page lists each key with its type and default. [Config files](../config.md) explains them with examples.\n"
     for section in keys_by_section():
         yield from table_of(f"[{section}]", KINDS[section])
-    yield "\n# Sparse optimizers\n\nThe options of `[sparse_optimizer]`, by its `name`.\n"
+    yield "\n## Sparse optimizers\n\nThe options of `[sparse_optimizer]`, by its `name`.\n"
     for kind in vars(optim).values():
         if inspect.isclass(kind) and kind.__module__ == optim.__name__ and not kind.__name__.startswith("_"):
             yield from table_of(kind.name, kind)

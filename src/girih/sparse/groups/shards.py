@@ -286,7 +286,7 @@ class Shards:
             The keys, and their rows.
 
         Raises:
-            ConfigError: so many ids in so many shards that 32 bits do not number their keys.
+            ConfigError: 32 bits cannot number the keys of this many ids and shards.
         """
         num_ids = of.sizes[0]
         inverse = self._inverse(of, marked=counts is not None) if keys is None else keys.inverse
