@@ -29,7 +29,7 @@ from girih.sparse.groups.bags import Gradients
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.half import SparseStats
 from girih.sparse.halves.group_messages import Coming, GroupMessages, RowCodec
-from girih.sparse.halves.row_updates import Inverses, nonfinite_feature, nonfinite_gradient
+from girih.sparse.halves.row_updates import Inverses, nonfinite_feature, nonfinite_gradient, numbers_on
 from girih.sparse.halves.sharded import Arrival, ShardedHalf
 from girih.sparse.routing.key_router import RoutedKeys
 from girih.sparse.routing.routed_group import (
@@ -208,37 +208,37 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
                 vote.cast(torch.tensor(False))
             return
         values: dict[int, Tensor] = {}
-        local_keys: dict[int, Tensor] = {}
         sums: dict[int, Tensor] = {}
-        bad_tables: dict[int, Tensor] = {}
+        bad_keys, bad_tables = (list[int | Tensor]([-1] * len(reads)) for _ in range(2))
 
         def send(numbers: GroupNumbers) -> Coming:
             for g in numbers:
-                values[g], local_keys[g] = self.routed[g].gradients(reads[g].keys, gradients[g], batch)
+                values[g], bad_keys[g] = self.routed[g].gradients(reads[g].keys, gradients[g], batch)
             return self.messages.send_gradients([reads[g] for g in numbers], values)
 
         for numbers, came in zip(self.sets, self.messages.in_order(send, self.sets), strict=True):
             received = self.messages.received_gradients([reads[g] for g in numbers], values, came)
             for g, of_ranks in zip(numbers, received, strict=True):
                 sums[g], bad_tables[g] = self.routed[g].sum_gradients(reads[g].served, of_ranks)
-        keys_here = torch.cat([local_keys[g] for g in range(len(reads))])
-        worst = torch.cat([bad_tables[g] for g in range(len(reads))]).max().reshape(1)
+        groups = list(zip(self.routed, reads, strict=True))
+        num_unique = [group.num_unique(read.served) for group, read in groups]
+        here = numbers_on(vote.loss.device, [*bad_keys, *bad_tables, *num_unique])
+        keys_here, tables_here, unique_here = here.chunk(3)
         took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
         num_asked = float(reads[0].passage.received.sum())
-        words = torch.cat([worst.double(), self.on_device(np.array([num_asked, *took_part]))])
+        worst = tables_here.amax(0, keepdim=True)
+        # four times each, so that a kernel finds its number at a multiple of 16 bytes
+        words = self.on_device(np.array([num_asked, *np.repeat(took_part, 4)]))
         with self.messages.waiting("vote", train=True):
-            of_all = vote.cast((worst > 0).any() | (keys_here >= 0).any(), words)
+            of_all = vote.cast((here[: 2 * len(reads)] >= 0).any(), torch.cat([worst, words]))
         if not vote.known_refused:
-            # as GPU kernels have it: a key's number where nothing is to move, else -1; aligned, as they are compiled for
-            moves = ~vote.refused & (of_all[:, 2:] > 0).any(dim=0)
-            refused = (-moves.to(torch.int32)).to(worst.device).unsqueeze(1).repeat(1, 4)
-            for g, read in enumerate(reads):
-                self.routed[g].apply(read.served, sums[g], refused[g, :1], step, lr_scale)
-        groups = list(zip(self.routed, reads, strict=True))
+            # as kernels take it: -1 if rows are to move, else the number of a key
+            refused = torch.where(vote.refused, 0.0, -of_all[:, 2:].amax(0)).to(torch.int32).chunk(len(reads))
+            for g, (group, read) in enumerate(groups):
+                group.apply(read.served, sums[g], refused[g], step, lr_scale)
         inverses = [(group.group, group.inverse(read.keys)) for group, read in groups]
-        num_served = torch.cat([group.num_unique(read.served) for group, read in groups]).double().sum()
-        numbers_of_all = [keys_here, of_all[:, :2], num_served]
-        self._report(vote, batch, inverses, numbers_of_all, self.late_counts() if vote.deferred else None)
+        counts = self.late_counts() if vote.deferred else None
+        self._report(vote, batch, inverses, [keys_here, of_all[:, :2], unique_here], counts)
 
     def on_device(self, numbers: NDArray[np.float64]) -> Tensor:
         """Numbers on the device of rows, for which nothing waits."""
@@ -283,34 +283,34 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         """Has a vote report what rows refuse, and how evenly keys were spread.
 
         Args:
-            numbers: [G], of each group a key of this rank whose gradient is not finite, or -1; [R, 2], of each rank 1 + the
-                number of a table with a sum that is not finite, or 0, and how many keys it is asked for; [1], how many of
-                those here are unique.
+            numbers: float64[G], per group a key of this rank whose gradient is not finite, or -1; [R, 2], per rank the
+                number of a table with a sum that is not finite, or -1, and how many keys it is asked for; [G], per group
+                how many of those here are unique.
             counts: the counters of all stores; None where the half is to be asked.
         """
-        parts = [*numbers, *(() if counts is None else (counts.numbers,))]
-        ends = np.cumsum([part.numel() for part in numbers])
+        num_groups, num_ranks = len(inverses), self.ranks.size
+        of_ranks = slice(num_groups, num_groups + 2 * num_ranks)
+        end = of_ranks.stop + num_groups
 
         def error_from(flat: Numbers) -> NonFiniteError | None:
-            local_keys, of_all, *_ = np.split(np.array(flat), ends)
-            worst = int(of_all[::2].max())
-            if (feature := nonfinite_feature(inverses, batch, local_keys.tolist())) or not worst:
+            worst = int(max(flat[of_ranks][::2]))
+            if (feature := nonfinite_feature(inverses, batch, flat[:num_groups])) or worst < 0:
                 return nonfinite_gradient(feature)
-            return NonFiniteError(f"a gradient of table {self._tables[worst - 1]!r} is NaN or infinite")
+            return NonFiniteError(f"a gradient of table {self._tables[worst]!r} is NaN or infinite")
 
         def counters_from(flat: Numbers) -> Mapping[str, int] | None:
-            _, of_all, num_served, of_store = np.split(np.array(flat), ends)
-            asked = of_all[1::2]
+            asked = flat[of_ranks][1::2]
             self._stats.counters[ASKED_KEYS] += int(asked[self.ranks.rank])
-            self._stats.counters[SERVED_ROWS] += int(num_served[0])
-            self._stats.counters[PACED_KEYS] += self.ranks.size * int(asked.max())
-            self._asked_of_all += int(asked.sum())
+            self._stats.counters[SERVED_ROWS] += int(sum(flat[of_ranks.stop : end]))
+            self._stats.counters[PACED_KEYS] += num_ranks * int(max(asked))
+            self._asked_of_all += int(sum(asked))
             if counts is None:
                 return None
             balance = {ASKED_KEYS: self._asked_of_all, PACED_KEYS: self._stats.counters[PACED_KEYS]}
-            return {**counts.by_name(of_store.tolist()), **balance}
+            return {**counts.by_name(flat[end:]), **balance}
 
-        vote.reported = torch.cat([part.reshape(-1).double().to(vote.loss.device) for part in parts])
+        parts = [*numbers, *(() if counts is None else (counts.numbers,))]
+        vote.reported = torch.cat([part.reshape(-1) for part in parts])
         vote.error_from, vote.counters_from = error_from, counters_from
 
 

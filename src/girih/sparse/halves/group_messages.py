@@ -323,6 +323,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 def _cut(message: Tensor, layout: Layout, widths: Sequence[int]) -> Iterator[tuple[int, slice, Tensor]]:
     """Yields each stretch of a message, and what lies there, [·, width]."""
-    sizes = [widths[place] * (keys.stop - keys.start) for place, keys in layout]
-    for (place, keys), piece in zip(layout, torch.split(message, sizes), strict=True):
-        yield place, keys, piece.view(-1, widths[place])
+    at = 0
+    for place, keys in layout:
+        end = at + widths[place] * (keys.stop - keys.start)
+        yield place, keys, message[at:end].view(-1, widths[place])
+        at = end

@@ -61,7 +61,7 @@ def apply_all(
         summed = group.gradients(read, group_gradients, batch)
         if summed is not None:
             updates.append((group, read, summed))
-    vote.reported = _numbers_on(vote.loss.device, [summed.nonfinite_key for _, _, summed in updates])
+    vote.reported = numbers_on(vote.loss.device, [summed.nonfinite_key for _, _, summed in updates])
     vote.cast((vote.reported >= 0).any())
     if not vote.known_refused:
         for group, read, summed in updates:
@@ -75,7 +75,7 @@ def apply_all(
     return feature_from
 
 
-def _numbers_on(device: torch.device, numbers: Sequence[float | Tensor]) -> Tensor:
+def numbers_on(device: torch.device, numbers: Sequence[int | Tensor]) -> Tensor:
     """float64[K], on a device, from K numbers or tensors of one number. Never waits for a GPU."""
     if not any(isinstance(number, Tensor) for number in numbers):
         return torch.tensor(

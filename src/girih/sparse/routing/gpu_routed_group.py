@@ -204,7 +204,7 @@ class GpuRoutedGroup:
         totals, nonfinite = self.state.kernels.sums(keys.keys.keys, terms, pieces, sources)
         return totals[keys.order], nonfinite
 
-    def sum_gradients(self, served: GpuServed, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def sum_gradients(self, served: GpuServed, gradients: Sequence[Tensor]) -> tuple[Tensor, int | Tensor]:
         """See :class:`RoutedGroup`.
 
         Raises:
@@ -223,9 +223,9 @@ class GpuRoutedGroup:
             sources.append(Sources(there, pooled=False, whole=True, aligned=aligned))
         totals, refused = self.state.kernels.sums(served.keys, served.terms, served.pieces, sources)
         if not len(served.keys):
-            return totals, torch.zeros(1, dtype=torch.int64, device=self._device)
+            return totals, -1
         table = served.unique.tables[refused.clamp(min=0).long()].long()
-        return totals, torch.where(refused < 0, torch.zeros_like(table), 1 + self._first_table + table)
+        return totals, torch.where(refused < 0, -1, self._first_table + table)
 
     def num_unique(self, served: GpuServed) -> Tensor:
         """See :class:`RoutedGroup`."""

@@ -128,7 +128,7 @@ class IncomingRows:
 
 
 class RoutedGroup(Protocol[Asked, Served]):
-    """One group on a device. No method waits for a GPU unless it says so.
+    """One group on a device. No method waits for a GPU unless it says so: a GPU gives a number as a tensor of one element.
 
     Attributes:
         group: tables, features and outputs.
@@ -176,24 +176,24 @@ class RoutedGroup(Protocol[Asked, Served]):
         """Flags of keys in the order in which they were sent → in that of their numbers, on the host. Waits for them."""
         ...
 
-    def gradients(self, keys: Asked, gradients: Gradients, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The gradient of each key that was sent, float32[U, W]; and int32[1], a key whose own is not finite, or -1."""
+    def gradients(self, keys: Asked, gradients: Gradients, batch: Batch) -> tuple[Tensor, int | Tensor]:
+        """The gradient of each key that was sent, float32[U, W], and a key whose own is not finite, or -1."""
         ...
 
-    def sum_gradients(self, served: Served, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def sum_gradients(self, served: Served, gradients: Sequence[Tensor]) -> tuple[Tensor, int | Tensor]:
         """Sums the gradients of all ranks in their order, float32[·, W] for K keys in all.
 
         Returns:
-            The sums; and int64[1], 1 + the number of a table among those of all groups with one that is not finite, or 0.
+            The sums, and the number of a table among those of all groups with one that is not finite, or -1.
         """
         ...
 
-    def num_unique(self, served: Served) -> Tensor:
-        """[1], how many keys are asked of this rank, each counted once."""
+    def num_unique(self, served: Served) -> int | Tensor:
+        """The number of unique keys that are asked of this rank."""
         ...
 
     def apply(self, served: Served, sums: Tensor, refused: Tensor, step: int, lr_scale: float) -> None:
-        """Moves rows by sums of gradients; none if ``refused``, int32[1], is not negative."""
+        """Moves rows by sums of gradients; none unless ``refused``, int32[4], is negative."""
         ...
 
 
@@ -290,22 +290,22 @@ class CpuRoutedGroup:
         in_order: NDArray[np.uint8] = flags.numpy()
         return in_order
 
-    def gradients(self, keys: RoutedKeys, gradients: Gradients, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradients(self, keys: RoutedKeys, gradients: Gradients, batch: Batch) -> tuple[Tensor, int]:
         """See :class:`RoutedGroup`."""
         totals, nonfinite = self._router.bags.scatter(gradients, keys.keys, batch)
-        return torch.from_numpy(totals), torch.tensor([nonfinite], dtype=torch.int32)
+        return torch.from_numpy(totals), nonfinite
 
-    def sum_gradients(self, served: CpuServed, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def sum_gradients(self, served: CpuServed, gradients: Sequence[Tensor]) -> tuple[Tensor, int]:
         """See :class:`RoutedGroup`."""
         totals, table = self._reader.sum_gradients(served.keys, [part.numpy() for part in gradients])
-        bad = 0 if table is None else 1 + self._first_table + self._tables.index(table)
-        return torch.from_numpy(totals), torch.tensor([bad])
+        bad = -1 if table is None else self._first_table + self._tables.index(table)
+        return torch.from_numpy(totals), bad
 
-    def num_unique(self, served: CpuServed) -> Tensor:
+    def num_unique(self, served: CpuServed) -> int:
         """See :class:`RoutedGroup`."""
-        return torch.tensor([served.keys.num_keys])
+        return served.keys.num_keys
 
     def apply(self, served: CpuServed, sums: Tensor, refused: Tensor, step: int, lr_scale: float) -> None:
         """See :class:`RoutedGroup`."""
-        if refused < 0:
+        if refused[0] < 0:
             self._reader.apply(served.keys, sums.numpy(), step, lr_scale)
