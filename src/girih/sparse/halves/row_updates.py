@@ -77,8 +77,6 @@ def apply_all(
 
 def numbers_on(device: torch.device, numbers: Sequence[int | Tensor]) -> Tensor:
     """float64[K], on a device, from K numbers or tensors of one number. Never waits for a GPU."""
-    if not any(isinstance(number, Tensor) for number in numbers):
-        return torch.tensor(
-            numbers, dtype=torch.float64, device=device
-        )  # at once, because each call takes time
+    if device.type == "cpu":
+        return torch.tensor(numbers, dtype=torch.float64)  # one call, because each takes time
     return torch.cat([torch.as_tensor(number, device=device).reshape(1).double() for number in numbers])
