@@ -233,4 +233,4 @@ class GpuRoutedGroup:
 
     def apply(self, served: GpuServed, sums: Tensor, refused: Tensor, step: int, lr_scale: float) -> None:
         """See :class:`RoutedGroup`."""
-        self.state.move(served.keys, served.rows, DeviceUpdate(sums, refused, step, lr_scale))
+        self.state.move(served.keys, served.rows, DeviceUpdate(sums, refused[:1], step, lr_scale))
