@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
             return KeyRequest([], served=True)
         asked = [group.ask(batch, parts, train=train) for group in self.routed]
         counts = torch.cat([numbers.flatten(1) for _, numbers in asked], dim=1)
-        passage = self.messages.send_counts(counts.cpu().numpy(), train=train)
+        passage = self.messages.send_counts(self.on_host(counts), train=train)
         traffic: list[GroupTraffic[Asked, Served]] = []
         first = 0
         for number, (group, (keys, numbers)) in enumerate(zip(self.routed, asked, strict=True)):
@@ -244,6 +244,11 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         """Numbers on the device of rows, for which nothing waits."""
         return torch.from_numpy(numbers)
 
+    def on_host(self, numbers: Tensor) -> NDArray[Any]:
+        """Numbers of the device of rows, for which the host waits."""
+        array: NDArray[Any] = numbers.numpy()
+        return array
+
     def late_counts(self) -> DeferredCounts | None:
         """The counters of all stores, which the host learns with the outcome of a step; None if it asks for them."""
         return None
@@ -269,7 +274,7 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         """Counts the ids of an evaluation that have no row; waits for a GPU."""
         for group, read in zip(self.routed, reads, strict=True):
             flags = self.messages.send_absent(read, group.absent(read.served))
-            inverse = torch.as_tensor(group.inverse(read.keys)).cpu().numpy()
+            inverse = self.on_host(torch.as_tensor(group.inverse(read.keys)))
             self.features.add_evaluation(batch, group.group, inverse, group.by_number(read.keys, flags))
 
     def _report(

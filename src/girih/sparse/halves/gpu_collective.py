@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from girih.sparse.halves.sharded import Arrival
 from girih.sparse.routing.gpu_routed_group import GpuAsked, GpuRoutedGroup, GpuServed
 from girih.sparse.routing.routed_group import GroupTraffic
 from girih.sparse.spec import SparseSpec
-from girih.store.gpu.gpu_memory import to_device
+from girih.store.gpu.gpu_memory import to_device, to_host
 from girih.store.gpu.gpu_state import GpuState
 from girih.telemetry.stats import Stats
 
@@ -132,6 +133,10 @@ class GpuCollectiveSparse(ExchangingSparse[GpuAsked, GpuServed]):
     def on_device(self, numbers: NDArray[np.float64]) -> Tensor:
         """See :class:`ExchangingSparse`."""
         return to_device(numbers, self._device)
+
+    def on_host(self, numbers: Tensor) -> NDArray[Any]:
+        """See :class:`ExchangingSparse`."""
+        return to_host(numbers)
 
     def late_counts(self) -> DeferredCounts | None:
         """See :class:`ExchangingSparse`."""
