@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +13,7 @@ from torch import Tensor
 from girih.comm.group import TrainerGroup
 from girih.comm.group.trainers import Numbers, Vote
 from girih.sparse.groups.local_shards import LocalShards
-from girih.store import Store
-from girih.store.gpu.gpu_memory import GpuMemory, to_device
+from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.gpu_state import GpuState
 
 
@@ -32,18 +31,21 @@ class DeferredCounts:
 
 def report_counts(vote: Vote, shards: LocalShards) -> None:
     """Has a vote also report the counters of the shards, if all of them are in GPU memory alone."""
-    stores = [store for _, store in shards.files()]
-    memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
-    if len(memories) < len(stores):
+    counts = counts_of(shards)
+    if counts is None:
         return
-    counts, num_words, error_from = counts_of(stores, memories), len(vote.reported), vote.error_from
+    num_words, error_from = len(vote.reported), vote.error_from
     vote.reported = torch.cat([vote.reported, counts.numbers])
     vote.error_from = lambda numbers: error_from(numbers[:num_words])
     vote.counters_from = lambda numbers: counts.by_name(numbers[num_words:])
 
 
-def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> DeferredCounts:
-    """Counters of stores in GPU memory, after all launched work."""
+def counts_of(shards: LocalShards) -> DeferredCounts | None:
+    """Counters of shards that are all in GPU memory alone, after all launched work; None if one is elsewhere."""
+    stores = [store for _, store in shards.files()]
+    memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
+    if not memories or len(memories) < len(stores):
+        return None
     parts = [memory.counts() for memory in memories]
     ends = np.cumsum([len(part) for part in parts])
     # the host counts requests to the stores themselves

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.codecs import rows as row_codecs
 from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
 from girih.sparse.groups.bags import BagPooler
@@ -44,12 +42,6 @@ class RoutedKeys:
     def bounds(self) -> list[int]:
         """The number of the first key of each place, and U."""
         return [0, *self.ends[:, -1, -1].tolist()]
-
-    def sizes(self) -> NDArray[np.int64]:
-        """Numbers of keys of each place by the first micro-batch that needs them, int64[P, M]."""
-        ends = self.ends[:, :, -1]
-        sizes: NDArray[np.int64] = np.diff(ends.reshape(-1), prepend=0).reshape(ends.shape)
-        return sizes
 
     def of_place(self, place: int) -> KeyRequest:
         """Keys that one place is asked for."""
@@ -88,41 +80,3 @@ class KeyRouter:
         no_tables, all_keys = np.empty(0, np.int32), np.full(len(group.features), len(keys), np.int64)
         routed = GroupKeys([ShardKeys(keys, no_tables, counts, 0, all_keys)], inverse, ids.sizes[0])
         return RoutedKeys(routed, ends.reshape(self._num_processes, len(parts), -1))
-
-
-_SCALE_HALVES = 2  # a float32 in the place of so many float16
-
-
-@dataclass(frozen=True, slots=True)
-class RowCodec:
-    """Encoding of rows.
-
-    Attributes:
-        float16: each row as float16 with a scale of its own, 2·W + 4 bytes for 4·W; what is lost is bounded by
-            :func:`girih.comm.codecs.rows.shrink`.
-    """
-
-    float16: bool = False
-
-    @property
-    def dtype(self) -> type[np.float16] | type[np.float32]:
-        """The dtype of what travels."""
-        return np.float16 if self.float16 else np.float32
-
-    def width(self, dim: int) -> int:
-        """Numbers of :attr:`dtype` that a packed row of ``dim`` numbers takes."""
-        return dim + _SCALE_HALVES * self.float16
-
-    def pack(self, rows: NDArray[np.float32]) -> NDArray[Any]:
-        """float32[K, W] as it is, or float16[K, W + 2], of which the last two are the bits of the scale."""
-        if not self.float16:
-            return rows
-        halves, scales = row_codecs.shrink(rows)
-        return np.concatenate([halves, scales.view(np.float16)], axis=1)
-
-    def unpack(self, packed: NDArray[Any]) -> NDArray[np.float32]:
-        """Undoes :meth:`pack`: float32[K, W]."""
-        if not self.float16:
-            return packed
-        halves, scales = packed[:, :-_SCALE_HALVES], packed[:, -_SCALE_HALVES:]
-        return row_codecs.grow(halves, np.ascontiguousarray(scales).view(np.float32))

@@ -19,7 +19,7 @@ from girih.kernels.buffers import Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
-from girih.sparse.groups.shards import GroupKeys, Ids, Shards, UniqueRows, run_parts
+from girih.sparse.groups.shards import GroupKeys, Ids, Shards, run_parts
 
 
 @dataclass(frozen=True)
@@ -69,25 +69,18 @@ class ShardReader(Shards):
         Raises:
             ConfigError: lengths that are not those of the keys, or a key that belongs elsewhere.
         """
-        merged_keys, rows = self.look_up(MergedRequest.of(keys, counts, lengths), step, train=train)
+        request = MergedRequest.of(keys, counts, lengths)
+        merged_keys, rows = self.lookup(request.ids, step, train=train, counts=counts)
+        _check_keys(merged_keys, request)
         values = (take or self._buffers.take)(np.float32, len(keys), self.dim)
-        spread(rows, merged_keys, 0, values)
+        pool_kernels.spread(rows.addresses, 0, merged_keys.inverse, 0, values)
         return merged_keys, values
 
     def find_keys(self, request: MergedRequest) -> GroupKeys:
         """The unique keys of a request, which depend on it alone. Raises as :meth:`read` does."""
-        return _checked_keys(self.find(request.ids, counts=request.counts), request)
-
-    def look_up(
-        self, request: MergedRequest, step: int, *, train: bool, keys: GroupKeys | None = None
-    ) -> tuple[GroupKeys, UniqueRows]:
-        """As :meth:`read`, for rows that are still to be spread.
-
-        Args:
-            keys: the result of :meth:`find_keys`; None calls it now.
-        """
-        read_keys, rows = self.lookup(request.ids, step, train=train, counts=request.counts, keys=keys)
-        return _checked_keys(read_keys, request), rows
+        keys = self.find(request.ids, counts=request.counts)
+        _check_keys(keys, request)
+        return keys
 
     def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> GroupKeys:
         """As :meth:`read`, for gradients of rows that were read in several requests: no row is read again."""
@@ -122,17 +115,11 @@ class ShardReader(Shards):
         return totals, self.stores[0].spec.tables[shard.tables[bad - shard.first]].name
 
 
-def spread(rows: UniqueRows, keys: GroupKeys, start: int, out: NDArray[np.float32]) -> None:
-    """Copies the rows of the keys asked for, from a number on: float32[·, W]."""
-    pool_kernels.spread(rows.addresses, 0, keys.inverse, start, out)
-
-
-def _checked_keys(keys: GroupKeys, request: MergedRequest) -> GroupKeys:
+def _check_keys(keys: GroupKeys, request: MergedRequest) -> None:
     if len(keys.inverse) and keys.inverse.min() < 0:
         raise ConfigError(
             f"key {request.ids.ids[keys.inverse.argmin()]} belongs to another process; do all have one number of shards?"
         )
-    return keys
 
 
 def _ids_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ids:
