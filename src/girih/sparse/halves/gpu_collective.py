@@ -1,10 +1,10 @@
 """The sparse half with shards on the GPUs of all trainers. Keys and rows go from GPU to GPU, by AllToAllv.
 
-It is :class:`girih.sparse.halves.collective.CollectiveSparse` with rows in GPU memory. A separate stream prepares a
-batch while earlier batches are computed: it finds the unique keys, and each rank learns how many keys it will get. The
-keys travel with the rows of the batch before, while the trainer waits for these rows. So all trainers send their
-messages in the same order, including those of their dense halves. On the same stream, owners do the work that depends
-on ids alone, and bring in rows from tiers below.
+It is :class:`girih.sparse.halves.collective.CollectiveSparse` with rows in GPU memory. A batch is prepared on
+a separate stream, while earlier batches are computed. The stream finds the unique keys, and ranks exchange their
+numbers. The keys travel with the rows of the batch before, while the trainer waits for these rows. So all trainers send
+their messages in the same order, including those of their dense halves. On the same stream, owners do the work that
+depends on ids alone, and bring in rows from tiers below.
 """
 
 from __future__ import annotations

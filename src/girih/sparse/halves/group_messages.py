@@ -1,9 +1,8 @@
 """Messages between trainers: the keys, rows or gradients of several groups in one message, as tensors on any device.
 
 A message to a rank has the rank's data of the first group, then of the next group, and so on. Rows that travel as
-float16 are rounded. In one step all ranks see the same values of a row, so the owner too uses the rounded values if
-other ranks ask for the row. A row that only its owner asks for is not rounded, and neither are the owner's own
-gradients.
+float16 are rounded. In one step all ranks see the same values of a row: if other ranks ask for it, the owner too uses
+the rounded values. A row that only its owner asks for is not rounded, and neither are the owner's own gradients.
 
 Shapes: R ranks, M micro-batches, W columns of a row.
 """

@@ -73,7 +73,7 @@ class RemotePulled:
         return self._arrived().embeddings(examples)
 
     def push(self, step: int, lr_scale: float, vote: Vote) -> RemotePending:
-        """Sends the collected gradients to the worker of the embeddings, or tells it that the step is refused.
+        """Sends the collected gradients to the worker of the embeddings, or a notice that the step is refused.
 
         Gradients from a GPU are sent once they have arrived on the host.
         """

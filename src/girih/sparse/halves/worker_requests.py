@@ -1,8 +1,8 @@
 """Requests of one batch to the embedding worker that keeps its ids. They are repeated if the worker restarts.
 
 A killed worker restarts empty. The loader sends its ids again, and the trainer repeats the request without a reply. A
-repeated read has no further effect, and servers apply a push once, by its number. A thread does all of this, even while
-the trainer waits for something else, because other trainers may wait for this trainer's part of a step.
+repeated read has no further effect, and servers apply a push once, by its number. Other trainers may wait for this
+trainer's part of a step. So a thread does all of this, even while the trainer waits for something else.
 """
 
 from __future__ import annotations
