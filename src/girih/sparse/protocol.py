@@ -47,7 +47,7 @@ class SparseVerb(IntEnum):
     """The kinds of requests. Each line has the integers and arrays of a request, then those of its reply.
 
     STORE_IDS: (pass, trainer, share, examples); packed ids → (sample,).
-    DROP_IDS: (pass, trainer, taken) → (). No trainer will pull the samples of the pass from share ``taken`` on.
+    DROP_IDS: (pass, trainer, taken) → (). Forgets samples from share ``taken`` on, which no trainer will pull.
     PULL: (sample, trainer, number, step, answered) → (staleness,); the outputs of all groups, then bounds of sequences.
         The trainer's batches before number ``answered`` are applied or dropped.
     PEEK: (examples,); packed ids → the same as PULL.

@@ -37,7 +37,7 @@ Coming = Callable[[], Tensor]
 """Returns a message that is on its way. On a GPU it returns early, and the current stream waits for the data."""
 Layout = list[tuple[int, slice]]
 """The stretches of a message: for each, the index of its group among the message's groups, and its keys."""
-_SCALE_HALVES = 2  # float16 numbers take the place of one float32
+_SCALE_HALVES = 2  # float16 numbers in the space of one float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class GroupMessages:
         counting: the exchange for counts, which are on the host.
         rows, gradients: the encodings of both.
         ahead: number of messages that are on the way while the next message is made.
-        threaded: True exchanges rows and gradients in a separate thread, because messages do not progress without one.
+        threaded: True exchanges rows and gradients in a separate thread, for messages that do not progress alone.
     """
 
     def __init__(

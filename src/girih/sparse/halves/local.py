@@ -91,7 +91,7 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
             reads.append(read)
             fills += (
                 [fill] if later else []
-            )  # without it, the rows are released before the next group is read
+            )  # if not kept, the rows are released before the next group is read
         for group, read in [] if train else zip(self.groups, reads, strict=True):
             inverse = np.asarray(torch.as_tensor(group.inverse(read)).cpu())
             self.features.add_evaluation(batch, group.group, inverse, group.absent(read))

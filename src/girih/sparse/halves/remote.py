@@ -205,7 +205,8 @@ class RemoteSparse:
     Args:
         workers, servers: their addresses. registry: has the new address of a restarted process.
         servers_return_s, workers_return_s: the time in which a server, or a worker, must come back after a failure.
-        staging: brings rows to the GPU of the dense half, and is closed with this half. None if it is on the CPU.
+        staging: brings rows to the GPU of the dense half, and is closed with this half. None if the dense half is on the
+            CPU.
 
     Attributes:
         turns: numbers for the batches that were trained on or refused, the same on all trainers in step.
@@ -272,7 +273,7 @@ class RemoteSparse:
         self._workers, self._servers = [], []
 
     def reset(self) -> None:
-        """Makes servers drop the updates that earlier trainers began, and counts them. All trainers call it."""
+        """Makes servers drop and count the updates that earlier trainers began. All trainers call it."""
         lost_and_step = None
         if self._ranks.first:
             fields = [frame.fields for frame in answers(self._servers, SparseVerb.RESET, again=True)]
