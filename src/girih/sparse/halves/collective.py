@@ -1,10 +1,11 @@
-"""Shards spread over the trainers: keys go to the rank that owns them and rows come back, by AllToAllv.
+"""Sparse halves whose shards are spread over the trainers.
 
-Every trainer reads and moves the rows of all trainers' batches, once for each key: the same as one process that
-has the whole batch (PICASSO §III-A). All methods are called by all trainers, in the same order.
+Keys go to the rank that owns them, and rows come back, by AllToAllv. Every trainer reads and updates its rows for the
+batches of all trainers, once for each key. The result is the same as in one process that has the whole batch (PICASSO
+§III-A). All trainers call all methods, in the same order.
 
-Shapes: R ranks, G groups, M micro-batches, T tables of a group, U unique keys of this rank's batch, K keys that are asked of
-this rank, W columns of a row.
+Shapes: R ranks, G groups, M micro-batches, T tables of a group, U unique keys of this rank's batch, K keys that all
+ranks ask of this rank, W columns of a row.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from girih.sparse.halves.gpu_counters import DeferredCounts
 
 GroupNumbers = Sequence[int]
-"""Numbers of the groups whose messages are one."""
+"""The numbers of groups that share a message."""
 
 
 @dataclass(eq=False)
@@ -59,9 +60,9 @@ class KeyRequest(Generic[Asked, Served]):
 
     Attributes:
         groups: the keys of each group.
-        served: whether all ranks have sent them to their owners.
-        ready: when all of it is there, for other streams of a GPU.
-        brought: done once its rows were brought in from tiers below a GPU; None where nobody was asked to.
+        served: True once all ranks have sent the keys to their owners.
+        ready: the event after which all of this is ready for other streams of a GPU.
+        brought: done once the rows have been brought in from tiers below a GPU; None if nothing brings them in.
     """
 
     groups: list[GroupTraffic[Asked, Served]]
@@ -73,17 +74,18 @@ class KeyRequest(Generic[Asked, Served]):
 class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked, Served]]):
     """Base of the halves whose shards are spread evenly over the trainers, on any device.
 
-    A key that several micro-batches need travels with the first of them.
+    If several micro-batches need a key, the key travels with the first of them.
 
     Args:
-        threaded: messages of a step go over connections of their own: gloo allows one thread for each.
+        threaded: True sends the messages of a step over separate connections, because gloo allows only one thread for
+            each connection.
         micro_batches, ahead: see :class:`ShardedHalf`.
 
     Attributes:
-        routed: the groups on their device; a subclass sets this, and the next three.
-        messages: the ways of keys, rows and gradients.
-        sets: the groups whose rows are one message, in their order. key_sets: those whose keys are.
-        first_tables: of each group, the number of its first table among all.
+        routed: the groups on their device. Subclasses set this, ``messages``, ``sets`` and ``key_sets``.
+        messages: sends and receives keys, rows and gradients.
+        sets: the groups whose rows share a message, in order. key_sets: the groups whose keys share a message.
+        first_tables: the number of each group's first table among all tables.
     """
 
     routed: Sequence[RoutedGroup[Asked, Served]]
@@ -111,17 +113,20 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         self._tables = [table.name for group in groups for table in group.spec.tables]
         ends = np.cumsum([0, *(len(group.spec.tables) for group in groups)]).tolist()
         self.first_tables: Sequence[int] = ends[:-1]
-        self._asked_of_all = 0  # as far as the host knows what came of steps
+        self._asked_of_all = 0  # in the steps whose outcome the host knows
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> KeyRequest[Asked, Served]:
-        """Finds the keys of a batch, and sends them to their owners, which find those that several ask for."""
+        """Finds the keys of a batch, and sends them to their owners.
+
+        Each owner finds the unique keys among the requests of all ranks.
+        """
         request = self.ask(batch, parts, train=train)
         self.send_keys(request, train=train)
         return request
 
     def ask(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> KeyRequest[Asked, Served]:
-        """Finds the keys of a batch, and tells all ranks how many are whose; waits until they are found."""
-        if not self.routed:  # a model of numbers alone
+        """Finds the keys of a batch, and sends each rank its number of keys. Waits until the keys are found."""
+        if not self.routed:  # the model has only numeric features
             return KeyRequest([], served=True)
         asked = [group.ask(batch, parts, train=train) for group in self.routed]
         counts = torch.cat([numbers.flatten(1) for _, numbers in asked], dim=1)
@@ -140,7 +145,7 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         return KeyRequest(traffic)
 
     def send_keys(self, request: KeyRequest[Asked, Served], *, train: bool) -> None:
-        """Sends keys to their owners, unless they were, and finds those that all ranks ask of this one."""
+        """Sends keys to their owners, unless this is done. Finds the unique keys that all ranks ask of this rank."""
         if request.served:
             return
 
@@ -202,7 +207,7 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         lr_scale: float,
         vote: Vote,
     ) -> None:
-        """Sends the gradients of rows to their owners, which apply the sum over all trainers, or nothing."""
+        """Sends the gradients of rows to their owners. Owners apply the sum over all trainers, or nothing."""
         if not reads:
             with self.messages.waiting("vote", train=True):
                 vote.cast(torch.tensor(False))
@@ -227,12 +232,12 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         took_part = [float(any(gradient is not None for gradient in outputs)) for outputs in gradients]
         num_asked = float(reads[0].passage.received.sum())
         worst = tables_here.amax(0, keepdim=True)
-        # four times each, so that a kernel finds its number at a multiple of 16 bytes
+        # four times each, so that each group's number is at a multiple of 16 bytes, as its kernel expects
         words = self.on_device(np.array([num_asked, *np.repeat(took_part, 4)]))
         with self.messages.waiting("vote", train=True):
             of_all = vote.cast((here[: 2 * len(reads)] >= 0).any(), torch.cat([worst, words]))
         if not vote.known_refused:
-            # as kernels take it: -1 if rows are to move, else the number of a key
+            # kernels expect -1 if they must update rows, and the number of a key otherwise
             refused = torch.where(vote.refused, 0.0, -of_all[:, 2:].amax(0)).to(torch.int32).chunk(len(reads))
             for g, (group, read) in enumerate(groups):
                 group.apply(read.served, sums[g], refused[g], step, lr_scale)
@@ -241,7 +246,7 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         self._report(vote, batch, inverses, [keys_here, of_all[:, :2], unique_here], counts)
 
     def on_device(self, numbers: NDArray[np.float64]) -> Tensor:
-        """Numbers on the device of rows, for which nothing waits."""
+        """Returns numbers on the device of the rows. Nothing waits for them."""
         return torch.from_numpy(numbers)
 
     def on_host(self, numbers: Tensor) -> NDArray[Any]:
@@ -250,11 +255,14 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         return array
 
     def late_counts(self) -> DeferredCounts | None:
-        """The counters of all stores, which the host learns with the outcome of a step; None if it asks for them."""
+        """Returns the counters of all stores, which the host learns with the outcome of a step.
+
+        Returns None if the host asks the stores instead.
+        """
         return None
 
     def stats(self, *, spans: bool = False) -> SparseStats:
-        """Sums over all shards of all ranks, and how evenly keys were spread over them."""
+        """Returns sums over all shards of all ranks, and how evenly the keys were spread over ranks."""
         local, total = super().stats(), self.ranks.sum_by_name
         balance = total({ASKED_KEYS: self._stats.counters[ASKED_KEYS]})
         self._asked_of_all = balance[ASKED_KEYS]
@@ -264,14 +272,14 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         )
 
     def close(self) -> None:
-        """See :class:`ShardedHalf`; leaves the others."""
+        """See :class:`ShardedHalf`. Also closes the connections to other trainers."""
         super().close()
         if self._part is not None:
             self._part.close()
         self.messages.close()
 
     def _count_absent(self, batch: Batch, reads: Sequence[GroupTraffic[Asked, Served]]) -> None:
-        """Counts the ids of an evaluation that have no row; waits for a GPU."""
+        """Counts the ids of an evaluation that have no row. Waits for a GPU."""
         for group, read in zip(self.routed, reads, strict=True):
             flags = self.messages.send_absent(read, group.absent(read.served))
             inverse = self.on_host(torch.as_tensor(group.inverse(read.keys)))
@@ -285,13 +293,13 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         numbers: Sequence[Tensor],
         counts: DeferredCounts | None = None,
     ) -> None:
-        """Has a vote report what rows refuse, and how evenly keys were spread.
+        """Makes a vote report why the rows refuse a step, and how evenly keys were spread.
 
         Args:
-            numbers: float64[G], per group a key of this rank whose gradient is not finite, or -1; [R, 2], per rank the
-                number of a table with a sum that is not finite, or -1, and how many keys it is asked for; [G], per group
-                how many of those here are unique.
-            counts: the counters of all stores; None where the half is to be asked.
+            numbers: first float64[G]: for each group a key of this rank with a gradient that is not finite, or -1. Then
+                [R, 2]: for each rank the number of a table with a sum that is not finite, or -1, and the number of keys
+                asked of the rank. Then [G]: for each group the number of unique keys asked of this rank.
+            counts: the counters of all stores; None if the host must ask the half.
         """
         num_groups, num_ranks = len(inverses), self.ranks.size
         of_ranks = slice(num_groups, num_groups + 2 * num_ranks)
@@ -320,21 +328,22 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
 
 
 class CollectiveSparse(ExchangingSparse[RoutedKeys, CpuServed]):
-    """Tables whose shards are spread evenly over the trainers.
+    """Tables in the memory of hosts, with shards spread evenly over the trainers.
 
-    Rows of several groups, and their gradients, travel in one message. Where groups are in several interleaving groups these
-    follow each other (PICASSO §III-C, K-interleaving), and so do micro-batches (D-interleaving): while the rows of one
-    are on the way, a thread looks up those of the next and pools those of the one before.
+    Rows of several groups, and their gradients, travel in one message. Several interleaving groups follow each other
+    (PICASSO §III-C, K-interleaving), and so do micro-batches (D-interleaving). While one message of rows is on the way,
+    a thread looks up the rows of the next message and pools the rows of the message before.
 
     Args:
-        hosts: the host of each trainer, by rank; where several share one of several, messages between hosts are grouped.
-        float16_embeddings, float16_gradients: rows and their gradients travel as float16 with a scale each.
+        hosts: the host of each trainer, by rank. With several hosts, some of which have several trainers, messages
+            between hosts are grouped.
+        float16_embeddings, float16_gradients: True sends rows, or their gradients, as float16 with one scale each.
         micro_batches, ahead: see :class:`ShardedHalf`.
-        interleaving: names of the groups of each interleaving group, in their order; all in one where there are none.
-        excluded: names of groups that go before all interleaving groups.
+        interleaving: names of the groups of each interleaving group, in order; empty puts all groups into one.
+        excluded: names of the groups that go before all interleaving groups.
 
     Raises:
-        ConfigError: interleaving and excluded groups together are not all groups, once each.
+        ConfigError: interleaving and excluded groups together do not name every group once.
     """
 
     def __init__(
@@ -381,7 +390,7 @@ class CollectiveSparse(ExchangingSparse[RoutedKeys, CpuServed]):
 def _numbered_sets(
     names: Sequence[str], interleaving: Sequence[Sequence[str]], excluded: Sequence[str]
 ) -> list[list[int]]:
-    """Numbers of the groups whose rows travel together, in the order in which they do."""
+    """Returns the numbers of the groups whose rows travel together, in the order of their messages."""
     wanted = [
         part for part in (excluded, *(interleaving or [[n for n in names if n not in excluded]])) if part
     ]

@@ -1,9 +1,10 @@
-"""Shards spread over the GPUs of all trainers: keys and rows go from GPU to GPU, by AllToAllv.
+"""The sparse half with shards on the GPUs of all trainers. Keys and rows go from GPU to GPU, by AllToAllv.
 
-It is :class:`girih.sparse.halves.collective.CollectiveSparse` with rows in GPU memory. A batch that is prepared has its unique keys found,
-and all ranks told how many go where, on a stream of its own, while batches before it are computed. Its keys travel with the rows of
-the batch before, while the trainer waits for these: so all trainers issue one order of messages, those of their dense halves included. What
-ids alone decide at their owners is done on that stream too, and so are rows brought in from tiers below.
+It is :class:`girih.sparse.halves.collective.CollectiveSparse` with rows in GPU memory. A batch is prepared on
+a separate stream, while earlier batches are computed. The stream finds the unique keys, and ranks exchange their
+numbers. The keys travel with the rows of the batch before, while the trainer waits for these rows. So all trainers send
+their messages in the same order, including those of their dense halves. On the same stream, owners do the work that
+depends on ids alone, and bring in rows from tiers below.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from girih.telemetry.stats import Stats
 class GpuCollectiveSparse(ExchangingSparse[GpuAsked, GpuServed]):
     """Tables whose shards are spread evenly over the GPUs of the trainers, one shard on each.
 
-    Each group has messages of its own; while those of one are on the way, what the next one needs is done. With micro-batches all rows
-    come before the first, and bags are filled in micro-batch by micro-batch. Messages are of the trainers' own group, as those of the
-    dense halves are, so that all trainers issue one order of them over one communicator.
+    Each group has separate messages. While the messages of one group are on the way, the GPU does the work that the
+    next group needs. With micro-batches, all rows arrive before the first micro-batch, and bags are filled in
+    micro-batch by micro-batch. The trainers' own process group carries these messages and those of the dense halves. So
+    all trainers send them in the same order over one communicator.
 
     Args:
-        float16_embeddings, float16_gradients: rows and their gradients travel as float16 with a scale each.
+        float16_embeddings, float16_gradients: True sends rows, or their gradients, as float16 with one scale each.
         micro_batches, ahead: see :class:`ShardedHalf`.
 
     Raises:
-        ConfigError: a store that is not in GPU memory.
+        ConfigError: the store is not in GPU memory.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class GpuCollectiveSparse(ExchangingSparse[GpuAsked, GpuServed]):
             ahead=len(groups),
         )
         self._unsent: deque[KeyRequest[GpuAsked, GpuServed]] = deque()
-        # tiers below have the host wait in every step
+        # with tiers below, the host waits in every step
         self._is_deferred = bool(groups) and all(isinstance(group.state, GpuState) for group in routed)
         self._device = routed[0].state.device if groups else torch.device("cpu")
         self._side: Callable[[], AbstractContextManager[torch.cuda.Event | None]] = (
@@ -88,22 +90,25 @@ class GpuCollectiveSparse(ExchangingSparse[GpuAsked, GpuServed]):
         )
 
     def is_on_gpu_of(self, device: torch.device) -> bool:
-        """Whether there are rows, all in the memory of a device's kind; where kernels are interpreted, that is the CPU."""
+        """Returns whether there are rows, and all are in the memory of this type of device.
+
+        With interpreted kernels, that is the memory of the CPU.
+        """
         return self._is_deferred and self._device.type == device.type
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> KeyRequest[GpuAsked, GpuServed]:
-        """Finds the keys of a batch, and tells all ranks how many are whose; waits for the GPU to have found them."""
-        with self._side():  # for which alone the host waits
+        """Finds the keys of a batch, and sends each rank its number of keys. Waits until the GPU has found them."""
+        with self._side():  # the host waits for no other stream
             return self.ask(batch, parts, train=train)
 
     def send_keys(self, request: KeyRequest[GpuAsked, GpuServed], *, train: bool) -> None:
-        """See :class:`ExchangingSparse`; done beside whatever the GPU does."""
+        """See :class:`ExchangingSparse`. Runs on a separate stream, in parallel with other work of the GPU."""
         if not request.served:
             with self._side() as request.ready:
                 super().send_keys(request, train=train)
 
     def fetch(self, request: KeyRequest[GpuAsked, GpuServed]) -> None:
-        """Has the keys sent with the rows of the next batch that is read."""
+        """Queues the keys. They are sent with the rows of the next batch that is read."""
         self._unsent.append(request)
 
     def read(
@@ -118,15 +123,15 @@ class GpuCollectiveSparse(ExchangingSparse[GpuAsked, GpuServed]):
         """Gets rows from their owners; see :class:`ShardedHalf`."""
         request = self.find(batch, parts, train=train) if request is None else request
         if request.brought is not None and request.brought.done():
-            request.brought.result()  # which raises what went wrong there
+            request.brought.result()  # raises the thread's error
         self.send_keys(request, train=train)
         take_over(request.ready, request, self._device)
         for number, arrival in enumerate(super().read(batch, step, parts, request, train=train)):
-            while self._unsent and number == 0:  # before the trainer goes on, and sends messages itself
+            while self._unsent and number == 0:  # before the trainer continues and sends messages
                 request = self._unsent.popleft()
                 self.send_keys(request, train=True)
                 if self.routed and not self._is_deferred:
-                    # behind this batch's rows, for which the trainer waits
+                    # after this batch's rows, because the trainer waits for them
                     request.brought = self._submit(partial(self._bring, request))
             yield arrival
 
@@ -144,6 +149,6 @@ class GpuCollectiveSparse(ExchangingSparse[GpuAsked, GpuServed]):
         return None if counts is None else summed_over(counts, self.ranks)
 
     def _bring(self, request: KeyRequest[GpuAsked, GpuServed]) -> None:
-        """Brings in the rows of a batch whose keys were sent, beside whatever the GPU does."""
+        """Brings in the rows of a batch whose keys were sent, in parallel with other work of the GPU."""
         with self._side():
             super().fetch(request)

@@ -22,7 +22,7 @@ class DeferredCounts:
     """Counters on their way to the host.
 
     Attributes:
-        numbers: float64[K], on the device. by_name: these on the host → counters, as ``SparseStats`` has them.
+        numbers: float64[K], on the device. by_name: these numbers on the host → counters, as in ``SparseStats``.
     """
 
     numbers: Tensor
@@ -30,7 +30,7 @@ class DeferredCounts:
 
 
 def report_counts(vote: Vote, shards: LocalShards) -> None:
-    """Has a vote also report the counters of the shards, if all of them are in GPU memory alone."""
+    """Makes a vote also report the counters of the shards, if all of them are in GPU memory alone."""
     counts = counts_of(shards)
     if counts is None:
         return
@@ -41,14 +41,14 @@ def report_counts(vote: Vote, shards: LocalShards) -> None:
 
 
 def counts_of(shards: LocalShards) -> DeferredCounts | None:
-    """Counters of shards that are all in GPU memory alone, after all launched work; None if one is elsewhere."""
+    """Returns the counters of shards, after all launched work. Returns None unless all are in GPU memory alone."""
     stores = [store for _, store in shards.files()]
     memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
     if not memories or len(memories) < len(stores):
         return None
     parts = [memory.counts() for memory in memories]
     ends = np.cumsum([len(part) for part in parts])
-    # the host counts requests to the stores themselves
+    # the host counts these, because they are requests to the stores themselves
     of_host = [sum(store.num_peeks for store in stores), sum(store.num_absent for store in stores)]
     there = to_device(np.array(of_host, np.int64), memories[0].device)
 
@@ -63,7 +63,7 @@ def counts_of(shards: LocalShards) -> DeferredCounts | None:
 
 
 def summed_over(counts: DeferredCounts, ranks: TrainerGroup) -> DeferredCounts:
-    """The counters of all trainers together, which have the same tables; their message is launched."""
+    """Returns the counters summed over all trainers, which have the same tables. Launches the message."""
     numbers = counts.numbers.clone()
     ranks.all_reduce(numbers)
     return replace(counts, numbers=numbers)

@@ -1,8 +1,8 @@
-"""Messages between trainers: keys, rows and gradients of several groups, in one message each, of tensors on any device.
+"""Messages between trainers: the keys, rows or gradients of several groups in one message, as tensors on any device.
 
-A message to a rank has what is its of the first group, then of the next. Rows that travel as float16 are rounded, and what every
-rank sees of a row in one step is the same: the owner takes a row that others ask for as they get it. A row that its owner alone
-asks for, and its own gradients, stay as they are.
+A message to a rank has the rank's data of the first group, then of the next group, and so on. Rows that travel as
+float16 are rounded. In one step all ranks see the same values of a row: if other ranks ask for it, the owner too uses
+the rounded values. A row that only its owner asks for is not rounded, and neither are the owner's own gradients.
 
 Shapes: R ranks, M micro-batches, W columns of a row.
 """
@@ -34,10 +34,10 @@ from girih.telemetry.stats import EXCHANGE_NS, Stats
 
 Step = TypeVar("Step")
 Coming = Callable[[], Tensor]
-"""A message on its way: returns it, which on a GPU may be before it is there, as its stream knows."""
+"""Returns a message that is on its way. On a GPU it returns early, and the current stream waits for the data."""
 Layout = list[tuple[int, slice]]
-"""For each stretch of a message, the place of its group among those of the message, and its keys."""
-_SCALE_HALVES = 2  # a float32 in the place of so many float16
+"""The stretches of a message: for each, the index of its group among the message's groups, and its keys."""
+_SCALE_HALVES = 2  # float16 numbers in the space of one float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +45,26 @@ class RowCodec:
     """Encoding of rows.
 
     Attributes:
-        float16: each row as float16 with a scale of its own, 2·W + 4 bytes for 4·W; what is lost is bounded by
-            :func:`girih.comm.codecs.rows.shrink`.
+        float16: True encodes each row as float16 with its own scale, in 2·W + 4 bytes instead of 4·W. The loss is
+            bounded by :func:`girih.comm.codecs.rows.shrink`.
     """
 
     float16: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of what travels."""
+        """The dtype of encoded rows."""
         return torch.float16 if self.float16 else torch.float32
 
     def width(self, dim: int) -> int:
-        """Numbers of :attr:`dtype` that a packed row of ``dim`` numbers takes."""
+        """Returns how many numbers of :attr:`dtype` a packed row of ``dim`` numbers takes."""
         return dim + _SCALE_HALVES * self.float16
 
     def pack(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """float32[K, W] as it is, or float16[K, W + 2], of which the last two are the bits of the scale.
+        """Returns float32[K, W] unchanged, or float16[K, W + 2] with the bits of the scale in the last two numbers.
 
         Args:
-            out: memory for the latter.
+            out: memory for the float16 numbers.
         """
         if not self.float16:
             return rows
@@ -80,7 +80,7 @@ class RowCodec:
         return out
 
     def unpack(self, packed: Tensor) -> Tensor:
-        """Undoes :meth:`pack`: float32[K, W]."""
+        """Reverses :meth:`pack`. Returns float32[K, W]."""
         if not self.float16:
             return packed
         halves, scales = packed[:, :-_SCALE_HALVES], packed[:, -_SCALE_HALVES:]
@@ -91,25 +91,25 @@ class RowCodec:
 
 
 def scaled_halves(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`girih.comm.codecs.rows.shrink` of a tensor on any device, with factors that float32 can hold."""
+    """Does the same as :func:`girih.comm.codecs.rows.shrink` on any device, with factors that fit into float32."""
     scales = torch.where(rows.isfinite(), rows, 0.0).abs().amax(dim=1, keepdim=True).clamp(min=SMALL)
     return (rows * (KAPPA / scales)).half(), scales
 
 
 def grown(halves: Tensor, scales: Tensor) -> Tensor:
-    """Undoes :func:`scaled_halves`."""
+    """Reverses :func:`scaled_halves`."""
     return halves.float() * (scales * (1 / KAPPA))
 
 
 class GroupMessages:
-    """The ways of one trainer's messages, each of several groups.
+    """Sends and receives the messages of one trainer, each for several groups.
 
     Args:
-        stats: where bytes and seconds are counted.
-        counting: the way of counts, which are on the host.
-        rows, gradients: how they travel.
-        ahead: how many messages are under way while another one is made.
-        threaded: whether a thread of its own exchanges rows and gradients, for messages that do not go on by themselves.
+        stats: counts bytes and seconds.
+        counting: the exchange for counts, which are on the host.
+        rows, gradients: the encodings of both.
+        ahead: number of messages that are on the way while the next message is made.
+        threaded: True exchanges rows and gradients in a separate thread, for messages that do not progress alone.
     """
 
     def __init__(
@@ -137,7 +137,10 @@ class GroupMessages:
 
     @contextmanager
     def waiting(self, kind: str, *, train: bool) -> Iterator[None]:
-        """Times an exchange: until the others have come to it, and all bytes are here. A GPU hands messages over and goes on."""
+        """Measures an exchange, until all ranks have joined it and all bytes have arrived.
+
+        On a GPU, measures only the launch of the exchange.
+        """
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
@@ -146,7 +149,7 @@ class GroupMessages:
             self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
 
     def in_order(self, send: Callable[[Step], Coming], steps: Iterable[Step]) -> Iterator[Tensor]:
-        """Sends messages and yields what comes of each, in their order."""
+        """Sends messages, and yields the received data of each, in order."""
         under_way: deque[Coming] = deque()
         for step in steps:
             under_way.append(send(step))
@@ -156,18 +159,18 @@ class GroupMessages:
             yield under_way.popleft()()
 
     def send_counts(self, counts: Counts, *, train: bool) -> Passage:
-        """Tells each rank how many keys of each group, micro-batch and table this one asks of it, int64[R, ·]."""
+        """Sends each rank the number of keys that it must serve, int64[R, ·], by group, micro-batch and table."""
         self._stats.sent("ids", counts.nbytes - counts[self._ranks.rank].nbytes)
         with self.waiting("ids", train=train):
             return self._counting.send_counts(counts)
 
     def send_keys(self, groups: Sequence[GroupWays], *, train: bool) -> Coming:
-        """Keys of some groups to the ranks that own them."""
+        """Sends keys of some groups to the ranks that own them."""
         sent = self._packed(groups, [group.message for group in groups])
         return self._send("ids", groups, [KEY_WORDS] * len(groups), sent, train=train)
 
     def received_keys(self, groups: Sequence[GroupWays], came: Tensor) -> list[Tensor]:
-        """What all ranks ask of this one of each of some groups, int32[K, KEY_WORDS], that of rank 0 first."""
+        """Returns the keys of each group that all ranks ask of this rank, int32[K, KEY_WORDS], by rank."""
         received: list[list[Tensor]] = [[] for _ in groups]
         layout = self._layout([group.asked for group in groups])
         for place, _, piece in _cut(came, layout, [KEY_WORDS] * len(groups)):
@@ -177,7 +180,7 @@ class GroupMessages:
     def send_rows(
         self, groups: Sequence[GroupWays], rows: Mapping[int, ServedRows], part: int, *, train: bool
     ) -> Coming:
-        """Rows of some groups, which others first need in a micro-batch, to those who asked for them."""
+        """Sends the rows of some groups that a micro-batch is the first to need, to the ranks that asked for them."""
         codec, layout = self._rows, self._layout([group.asked for group in groups], part)
         widths = [codec.width(group.dim) for group in groups]
         size = sum(widths[place] * (keys.stop - keys.start) for place, keys in layout)
@@ -192,14 +195,14 @@ class GroupMessages:
     def received_rows(
         self, groups: Sequence[GroupWays], rows: Mapping[int, ServedRows], part: int, came: Tensor
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """Yields the number of a group, that of the first key, and rows from this key on, float32[·, W]: all that came."""
+        """Yields all received rows: number of a group, number of the first key, and rows from it on, float32[·, W]."""
         codec, rank = self._rows, self._ranks.rank
         layout = self._layout([group.asks for group in groups], part)
         for place, keys, piece in _cut(came, layout, [codec.width(group.dim) for group in groups]):
             group, unpacked = groups[place], codec.unpack(piece)
             own = group.asks.of_rank(rank, part)
             if codec.float16 and keys.start <= own.start and own.stop <= keys.stop:
-                # a row that nobody else asks for is not rounded
+                # a row that no other rank asks for is not rounded
                 mine = unpacked[own.start - keys.start : own.stop - keys.start]
                 served = group.asked.of_rank(rank, part)
                 alone = rows[group.number].asked_once(served).unsqueeze(1)
@@ -207,7 +210,7 @@ class GroupMessages:
             yield group.number, keys.start, unpacked
 
     def send_absent(self, group: GroupWays, absent: Tensor) -> Tensor:
-        """Sends a flag for each key of a group that is asked of this rank in an evaluation, uint8[K].
+        """Sends a flag for each key of a group that all ranks ask of this rank in an evaluation, uint8[K].
 
         Returns:
             uint8[U], the flags of the keys that this rank asked for.
@@ -215,7 +218,7 @@ class GroupMessages:
         return self._send("embeddings", [group], [1], absent, back=True, train=False)()
 
     def send_gradients(self, groups: Sequence[GroupWays], values: Mapping[int, Tensor]) -> Coming:
-        """Gradients of some groups, float32[U, W], to the owners of their keys."""
+        """Sends gradients of some groups, float32[U, W], to the owners of their keys."""
         codec = self._gradients
         sent = self._packed(groups, [codec.pack(values[group.number]) for group in groups])
         return self._send("gradients", groups, [codec.width(group.dim) for group in groups], sent)
@@ -223,13 +226,13 @@ class GroupMessages:
     def received_gradients(
         self, groups: Sequence[GroupWays], values: Mapping[int, Tensor], came: Tensor
     ) -> list[list[Tensor]]:
-        """For each of some groups, what all ranks have for K keys, float32[·, W] one after the other."""
+        """Returns the gradients of K keys of each group, from all ranks: consecutive pieces, float32[·, W]."""
         codec, rank = self._gradients, self._ranks.rank
         received: list[list[Tensor]] = [[] for _ in groups]
         layout = self._layout([group.asked for group in groups], own_apart=codec.float16)
         for place, keys, piece in _cut(came, layout, [codec.width(group.dim) for group in groups]):
             group = groups[place]
-            if codec.float16 and keys == group.asked.of_rank(rank):  # what does not travel is not rounded
+            if codec.float16 and keys == group.asked.of_rank(rank):  # own gradients stay exact
                 received[place].append(values[group.number][group.asks.of_rank(rank)])
             else:
                 received[place].append(codec.unpack(piece))
@@ -238,10 +241,12 @@ class GroupMessages:
     def _layout(
         self, counts: Sequence[KeyCounts], part: int | None = None, *, own_apart: bool = False
     ) -> Layout:
-        """The stretches of a message of some groups: by rank, and of each rank by group; of one group, all in one.
+        """Returns the stretches of a message of some groups: by rank, and for each rank by group.
+
+        All keys of a single group are one stretch.
 
         Args:
-            own_apart: whether the keys of this rank are a stretch of their own.
+            own_apart: True puts the keys of this rank into a separate stretch.
         """
         first, size = counts[0], self._ranks.size
         if len(counts) > 1 or (part is not None and first.counts.shape[1] > 1):
@@ -251,19 +256,19 @@ class GroupMessages:
         return [(0, slice(*bounds)) for bounds in pairwise([0, *inner, first.bounds[-1]])]
 
     def _packed(self, groups: Sequence[GroupWays], matrices: Sequence[Tensor]) -> Tensor:
-        """The message of what each group has for each key that this rank asks for."""
+        """Returns a message with the data of each group for each key that this rank asks for."""
         layout = self._layout([group.asks for group in groups])
         return _joined([matrices[place][keys].reshape(-1) for place, keys in layout])
 
     def _exact(self, group: GroupWays, rows: Mapping[int, ServedRows], keys: slice) -> Tensor:
-        """Rows of some keys that are asked of this rank, float32[·, W]."""
+        """Returns the rows of some keys that are asked of this rank, float32[·, W], without rounding."""
         shape = (keys.stop - keys.start, group.dim)
         exact = torch.empty(shape, dtype=torch.float32, device=group.message.device)
         rows[group.number].spread(keys.start, exact)
         return exact
 
     def _empty(self, device: torch.device, size: int) -> Tensor:
-        """Memory for a message of rows."""
+        """Returns memory for a message of rows."""
         dtype = self._rows.dtype
         if device.type != "cpu":
             return torch.empty(size, dtype=dtype, device=device)
@@ -280,11 +285,11 @@ class GroupMessages:
         part: int | None = None,
         train: bool = True,
     ) -> Coming:
-        """One message to each rank: so many numbers for each key of some groups.
+        """Sends one message to each rank, with ``widths`` numbers for each key of the groups.
 
         Args:
-            back: whether it goes to those who ask for keys, else to their owners.
-            part: the micro-batch whose keys they are; all where None.
+            back: True sends it to the ranks that ask for keys; False sends it to the owners of the keys.
+            part: the micro-batch of the keys; None is all micro-batches.
         """
         columns = [group.columns(part) for group in groups]
 
@@ -313,7 +318,7 @@ class GroupMessages:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Parts one after the other; on a CPU by numpy, which takes less time."""
+    """Concatenates parts. On a CPU numpy does this, which takes less time."""
     if len(parts) == 1:
         return parts[0]
     if parts[0].device.type == "cpu":
@@ -322,7 +327,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _cut(message: Tensor, layout: Layout, widths: Sequence[int]) -> Iterator[tuple[int, slice, Tensor]]:
-    """Yields each stretch of a message, and what lies there, [·, width]."""
+    """Yields each stretch of a message, and its data, [·, width]."""
     at = 0
     for place, keys in layout:
         end = at + widths[place] * (keys.stop - keys.start)

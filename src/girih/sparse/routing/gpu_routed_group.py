@@ -1,9 +1,10 @@
-"""One group whose rows lie on the GPUs of all trainers: ids to routed keys, and requests of several ranks to one read and one update.
+"""One group with rows on the GPUs of all trainers. It routes keys, and merges the requests of several ranks.
 
-A key that several ask for is read, counted and moved once. Sums are formed in the order of ranks.
+Requests of several ranks become one read and one update: a key that several ranks ask for is read, counted and updated
+once. Gradients are summed in the order of ranks.
 
-Shapes: n ids of the group in the batch, U unique keys, R ranks, T tables of the group, K keys that are asked of this rank,
-W columns of a row.
+Shapes: n ids of the group in the batch, U unique keys, R ranks, T tables of the group, K keys that all ranks ask of
+this rank, W columns of a row.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from girih.store.gpu.record_kernels import DeviceKeys
 
 
 class Sections(NamedTuple):
-    """The stretches of a message that one rank asks of one table, table by table.
+    """The sections of a message: the keys that one rank asks of one table, table by table.
 
     Attributes:
-        positions_of, tables: int32[2 · T · R], int32[T · R]: as :func:`girih.kernels.gpu.dedup.unique` takes them.
+        positions_of, tables: int32[2 · T · R] and int32[T · R], arguments of :func:`girih.kernels.gpu.dedup.unique`.
         most: int64[T], keys of each table, on the host.
     """
 
@@ -52,8 +53,8 @@ class GpuAsked:
     """The keys that this rank asks for.
 
     Attributes:
-        order: int64[U], the number of each key in the order in which they are sent; int64[n] before counts are known.
-        sections: of what all ranks ask of this one.
+        order: int64[U], the number of each key in the order in which keys are sent; int64[n] until counts are known.
+        sections: sections of the message that this rank receives.
     """
 
     keys: GpuKeys
@@ -63,14 +64,14 @@ class GpuAsked:
 
 @dataclass(eq=False)
 class GpuServed:
-    """The keys that all ranks ask of this one.
+    """The keys that all ranks ask of this rank.
 
     Attributes:
-        num_sections: R · T, stretches of the message.
-        unique: the keys, each once, and the number of the key at each position of the message.
-        keys: the same, as the store takes them.
-        terms, pieces: the positions of each key; None where no gradient will come.
-        rows: where rows are, as the store has it.
+        num_sections: R · T, the sections of the message.
+        unique: the keys without repeats, and the number of the key at each position of the message.
+        keys: the same keys, in the form in which the store takes them.
+        terms, pieces: the positions of each key; None if no gradient will come.
+        rows: row numbers that the store returned.
     """
 
     num_sections: int
@@ -82,11 +83,11 @@ class GpuServed:
 
 
 class GpuRoutedGroup:
-    """One group whose rows lie on the GPUs of all ranks; see :class:`girih.sparse.routing.routed_group.RoutedGroup`.
+    """One group with rows on the GPUs of all ranks; see :class:`girih.sparse.routing.routed_group.RoutedGroup`.
 
     Args:
-        shards: this rank's one store, on whose GPU all is done.
-        first_table: the number of its first table among those of all groups.
+        shards: this rank's only store. All work runs on its GPU.
+        first_table: the number of the group's first table among the tables of all groups.
         shared_copy: see :class:`GpuBags`.
     """
 
@@ -105,7 +106,7 @@ class GpuRoutedGroup:
         self._zeros = torch.zeros(2, dtype=torch.int32, device=self._device)
 
     def ask(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> tuple[GpuAsked, Tensor]:
-        """See :class:`RoutedGroup`; all rows are to come together."""
+        """See :class:`RoutedGroup`. All rows come together, as one micro-batch."""
         num_tables = len(self.group.spec.tables)
         keys = self._bags.find(batch, train=train)
         order, ends = route(keys.unique, self._num_ranks, num_tables)
@@ -140,7 +141,7 @@ class GpuRoutedGroup:
         return GpuServed(len(sections.tables), dedup, keys, terms, Pieces(dedup.counts))
 
     def fetch(self, served: GpuServed) -> None:
-        """See :class:`RoutedGroup`; done on the current stream, which waits for the keys where there are tiers below."""
+        """See :class:`RoutedGroup`. Runs on the current stream. Waits for the keys if there are tiers below."""
         self.state.begin_read(served.keys)
 
     def read(self, served: GpuServed, step: int, *, train: bool) -> ServedRows:
@@ -197,7 +198,7 @@ class GpuRoutedGroup:
     def gradients(
         self, keys: GpuAsked, gradients: Sequence[Rows | None], batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`RoutedGroup`; zeros where no output took part in the loss."""
+        """See :class:`RoutedGroup`. Gradients are zeros if no output took part in the loss."""
         terms, pieces = keys.keys.of_training()
         contiguous = [None if each is None else torch.as_tensor(each).contiguous() for each in gradients]
         sources = self._bags.sources(contiguous, batch)

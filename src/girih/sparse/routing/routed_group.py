@@ -1,11 +1,11 @@
-"""One group whose rows are spread over the trainers: the seam between devices, and the group in this machine's memory.
+"""One group with rows spread over the trainers: the interface for all devices, and the group in the memory of hosts.
 
-    ids ─► keys that this rank asks for ─► message ─► (owners) ─► keys that all ranks ask of this one
-    bags ◄─ rows that came ◄─ (owners) ◄─ rows, spread into the message
-    gradients of bags ─► gradients of keys ─► (owners) ─► sums ─► rows move
+    ids ─► keys that this rank asks for ─► message ─► (owners) ─► keys that all ranks ask of this rank
+    bags ◄─ received rows ◄─ (owners) ◄─ rows, spread into the message
+    gradients of bags ─► gradients of keys ─► (owners) ─► sums ─► updated rows
 
-Shapes: R ranks, M micro-batches, T tables of a group, U unique keys of this rank's batch, K keys that are asked of this
-rank, W columns of a row.
+Shapes: R ranks, M micro-batches, T tables of a group, U unique keys of this rank's batch, K keys that all ranks ask of
+this rank, W columns of a row.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from girih.sparse.routing.shard_reader import MergedRequest, ShardReader
 from girih.store import Store
 
 KEY_WORDS = 3
-"""A key takes so many words of a message: two for its id, and one for how often it occurs. Its table follows from its place."""
+"""Words of a key in a message: two for its id, and one for how often it occurs. Its table follows from its position."""
 _KEY = np.dtype([("id", np.int64), ("count", np.int32)])
 
 Asked = TypeVar("Asked")
 """The keys of one group that this rank asks for."""
 Served = TypeVar("Served")
-"""The keys of one group that all ranks ask of this one, each once."""
+"""The keys of one group that all ranks ask of this rank, without repeats."""
 Rows = NDArray[np.float32] | Tensor
 
 
 @dataclass(frozen=True)
 class KeyCounts:
-    """How many keys of one group lie side by side: those of rank 0 first, each one's by micro-batch and table.
+    """The numbers of keys of one group in a message, by rank, micro-batch and table, in this order.
 
     Attributes:
         counts: int64[R, M, T], keys of each table by the first micro-batch that needs them.
@@ -54,11 +54,11 @@ class KeyCounts:
 
     @cached_property
     def bounds(self) -> list[int]:
-        """The number of the first key of each rank and micro-batch, and of all keys."""
+        """The number of the first key of each rank and micro-batch, and the number of all keys."""
         return [0, *self.counts.sum(axis=2).reshape(-1).cumsum().tolist()]
 
     def of_rank(self, rank: int, part: int | None = None) -> slice:
-        """The keys of one rank, in one micro-batch or in all."""
+        """Returns the slice of the keys of one rank, in one micro-batch or in all."""
         num_parts = self.counts.shape[1]
         first, behind = (0, num_parts) if part is None else (part, part + 1)
         return slice(self.bounds[rank * num_parts + first], self.bounds[rank * num_parts + behind])
@@ -66,14 +66,14 @@ class KeyCounts:
 
 @dataclass(eq=False)
 class GroupWays:
-    """The keys of one group in one step, and the ways there and back, as far as messages depend on them.
+    """The facts about one group's keys in one step that its messages need.
 
     Attributes:
-        number: of the group.
+        number: number of the group.
         dim: W.
-        message: int32[U, KEY_WORDS], the keys as they are sent.
-        passage: counts of the keys of all groups; those of this one are in the columns from ``first_column`` on.
-        asks, asked: how many keys this rank asks of each, and each one of it.
+        message: int32[U, KEY_WORDS], the keys in the form in which they are sent.
+        passage: counts of the keys of all groups. The counts of this group begin at column ``first_column``.
+        asks, asked: the number of keys that this rank asks of each rank, and that each rank asks of this rank.
     """
 
     number: int
@@ -85,7 +85,7 @@ class GroupWays:
     asked: KeyCounts
 
     def columns(self, part: int | None) -> slice:
-        """The columns of the passage that count the keys of one micro-batch; of all where None."""
+        """Returns the columns of the passage that count the keys of one micro-batch, or of all if ``part`` is None."""
         _, num_parts, num_tables = self.asks.counts.shape
         first, behind = (0, num_parts) if part is None else (part, part + 1)
         return slice(self.first_column + first * num_tables, self.first_column + behind * num_tables)
@@ -93,7 +93,7 @@ class GroupWays:
 
 @dataclass(eq=False)
 class GroupTraffic(GroupWays, Generic[Asked, Served]):
-    """One group in one step: what this rank asks for, and what it is asked for once that has come."""
+    """One group in one step: the keys that this rank asks for, and later the keys that all ranks ask of it."""
 
     keys: Asked
     served: Served = field(init=False)
@@ -101,11 +101,11 @@ class GroupTraffic(GroupWays, Generic[Asked, Served]):
 
 @dataclass(frozen=True)
 class ServedRows:
-    """Rows of the keys that are asked of this rank, until the shards' next verb.
+    """Rows of the keys that all ranks ask of this rank. They are valid until the next verb of the shards.
 
     Attributes:
-        spread: copies the rows of the keys from a number on to float32[·, W].
-        asked_once: bool[·], whether no other rank asks for the same key, for a slice of the keys.
+        spread: copies the rows of consecutive keys, from a number on, to float32[·, W].
+        asked_once: a slice of the keys → bool[·], whether no other rank asks for the same key.
     """
 
     spread: Callable[[int, Tensor], None]
@@ -117,9 +117,9 @@ class IncomingRows:
     """Rows of one group on their way into its outputs.
 
     Attributes:
-        outputs: float32[B, F, D], or [L, D] where one is whole.
-        take: notes where rows lie that came, float32[·, W], those of the keys that were asked for from a number on.
-        fill: fills in the outputs of some examples; the rows of their keys must be there.
+        outputs: float32[B, F, D], or [L, D] for a whole sequence.
+        take: records the received rows of consecutive keys that were asked for, from a number on, float32[·, W].
+        fill: fills in the outputs of some examples. The rows of their keys must have arrived.
     """
 
     outputs: Sequence[Rows]
@@ -128,7 +128,9 @@ class IncomingRows:
 
 
 class RoutedGroup(Protocol[Asked, Served]):
-    """One group on a device. No method waits for a GPU unless it says so: a GPU gives a number as a tensor of one element.
+    """One group on a device.
+
+    No method waits for a GPU unless its docstring says so. A GPU returns a number as a tensor of one element.
 
     Attributes:
         group: tables, features and outputs.
@@ -137,80 +139,84 @@ class RoutedGroup(Protocol[Asked, Served]):
     group: Group
 
     def ask(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> tuple[Asked, Tensor]:
-        """The unique keys of a batch, and how many of them are asked of each rank, int64[R, M, T].
+        """Returns the unique keys of a batch, and how many of them are asked of each rank, int64[R, M, T].
 
         Args:
-            parts: the micro-batches in which rows are to come.
+            parts: the micro-batches in which rows will come.
         """
         ...
 
     def message(self, keys: Asked, asks: KeyCounts, asked: KeyCounts) -> Tensor:
-        """The keys as they are sent; called once all ranks know the counts. For the counts see :class:`GroupWays`."""
+        """Returns the keys in the form in which they are sent. For the counts see :class:`GroupWays`.
+
+        Call it once all ranks know the counts.
+        """
         ...
 
     def serve(self, traffic: GroupTraffic[Asked, Served], message: Tensor, *, train: bool) -> Served:
-        """The keys that all ranks ask of this one: ``message`` is int32[K, KEY_WORDS], that of rank 0 first."""
+        """Returns the keys that all ranks ask of this rank. ``message`` is int32[K, KEY_WORDS], rank by rank."""
         ...
 
     def fetch(self, served: Served) -> None:
-        """Begins to read the rows of the next read from tiers below; changes no result. May wait for the keys."""
+        """Begins to read rows of the next :meth:`read` from tiers below. Changes no result. May wait for the keys."""
         ...
 
     def read(self, served: Served, step: int, *, train: bool) -> ServedRows:
-        """Reads rows; ``train`` gives new keys rows and marks rows as used."""
+        """Reads rows. With ``train``, new keys get rows, and rows are marked as used."""
         ...
 
     def absent(self, served: Served) -> Tensor:
-        """uint8[K], of each key that is asked of this rank: whether it has no row. It was read before."""
+        """Returns uint8[K]: 1 for each key asked of this rank that has no row. Call it after :meth:`read`."""
         ...
 
     def incoming(self, keys: Asked, batch: Batch) -> IncomingRows:
-        """Outputs that are still to be filled."""
+        """Returns the outputs, which are still to fill, with the functions that fill them in."""
         ...
 
     def inverse(self, keys: Asked) -> NDArray[np.int32] | Tensor:
-        """int32[N], the number of the key of each of the group's ids."""
+        """Returns int32[N], the key number of each of the group's ids."""
         ...
 
     def by_number(self, keys: Asked, flags: Tensor) -> NDArray[np.uint8]:
-        """Flags of keys in the order in which they were sent → in that of their numbers, on the host. Waits for them."""
+        """Takes flags in the order in which keys are sent. Returns them by key number, on the host. Waits for them."""
         ...
 
     def gradients(self, keys: Asked, gradients: Gradients, batch: Batch) -> tuple[Tensor, int | Tensor]:
-        """The gradient of each key that was sent, float32[U, W], and a key whose own is not finite, or -1."""
+        """Returns the gradient of each sent key, float32[U, W], and a key whose gradient is not finite, or -1."""
         ...
 
     def sum_gradients(self, served: Served, gradients: Sequence[Tensor]) -> tuple[Tensor, int | Tensor]:
-        """Sums the gradients of all ranks in their order, float32[·, W] for K keys in all.
+        """Sums the gradients of all ranks, in the order of ranks: float32[·, W] for K keys in all.
 
         Returns:
-            The sums, and the number of a table among those of all groups with one that is not finite, or -1.
+            The sums, and the number of a table with a sum that is not finite, or -1. All groups number their tables
+                together.
         """
         ...
 
     def num_unique(self, served: Served) -> int | Tensor:
-        """The number of unique keys that are asked of this rank."""
+        """Returns the number of unique keys that all ranks ask of this rank."""
         ...
 
     def apply(self, served: Served, sums: Tensor, refused: Tensor, step: int, lr_scale: float) -> None:
-        """Moves rows by sums of gradients; none unless ``refused``, int32[4], is negative."""
+        """Updates rows by sums of gradients, if ``refused``, int32[4], is negative."""
         ...
 
 
 @dataclass(frozen=True)
 class CpuServed:
-    """The keys that all ranks ask of this one."""
+    """The keys that all ranks ask of this rank."""
 
     request: MergedRequest
     keys: GroupKeys
 
 
 class CpuRoutedGroup:
-    """One group in this machine's memory.
+    """One group in the memory of this host.
 
     Args:
-        shards: the stores of this rank, as many as each other rank has. pool: see :class:`ShardReader`.
-        first_table: the number of its first table among those of all groups.
+        shards: the stores of this rank. All ranks have the same number of stores. pool: see :class:`ShardReader`.
+        first_table: the number of the group's first table among the tables of all groups.
     """
 
     def __init__(
