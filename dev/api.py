@@ -60,6 +60,11 @@ def public_names(package: griffe.Module) -> Iterator[tuple[str, griffe.Object]]:
             yield f"{module}.{name}", definition(package[module][name])
 
 
+def page_names(package: griffe.Module) -> list[str]:
+    """Returns the public names that have a page in the documentation. The names below a module are on its page."""
+    return [name for name in [*exports_of(package), *MORE] if not name.startswith("__")]
+
+
 def exports_of(module: griffe.Module) -> list[str]:
     """Returns the public names of a public module."""
     if module.exports is not None:

@@ -91,6 +91,16 @@ class Categorical(_Sparse):
     "brackets"`` reads strings such as ``[1, 2]`` as bags. ``weight_separator`` splits each string of a bag into an id
     and its weight, such as ``7:0.5``. ``padding_id`` does not count as an id: bags drop it, and for examples with one
     id it is a missing id. With ``float_ids``, 7.0 is the id 7.
+
+    Examples:
+        A feature with a table of its own, a bag whose ids are separated by ``|``, and ids from prices:
+
+        >>> import girih
+        >>> user = girih.Categorical(name="user", dim=16)
+        >>> tags = girih.Categorical(name="tags", separator="|", pooling="sum", table="tag")
+        >>> price = girih.Categorical(name="price_range", column="price", bucketize=[5, 20, 100])
+        >>> user.table_name, tags.table_name, price.source
+        ('user', 'tag', 'price')
     """
 
     kind = "categorical"
@@ -143,6 +153,14 @@ class Sequence(_Sparse):
 
     A sequence that is longer than ``max_length`` keeps its last ids. ``list_format``, ``padding_id`` and ``float_ids``
     are the same as in :class:`Categorical`.
+
+    Examples:
+        The last 50 clicks of a user, with the rows of the feature ``item``:
+
+        >>> import girih
+        >>> history = girih.Sequence(name="history", table="item", separator=" ", max_length=50)
+        >>> history.table_name, history.is_split
+        ('item', True)
     """
 
     kind = "sequence"
@@ -153,6 +171,13 @@ class Numeric(_Feature):
 
     ``log1p`` is ln(1 + max(x, 0)). ``standardize`` takes mean and deviation from the training data. ``hour`` and
     ``weekday`` read a time, as in :class:`Categorical`, and come first.
+
+    Examples:
+        >>> import girih
+        >>> price = girih.Numeric(name="price", transform=["log1p", "standardize"])
+        >>> hour = girih.Numeric(name="hour", column="time", transform="hour", time_unit="ms")
+        >>> price.transform, hour.part_of_time
+        (('log1p', 'standardize'), 'hour')
     """
 
     kind = "numeric"
@@ -197,6 +222,14 @@ class Labels(Options):
         mask: label → a column of 0 and 1, or a condition as in ``derive``. If the condition is not met, the label does
             not count for the example, and its value is not read.
         label_weight: label → a column of weights of the examples for this label, in addition to ``weight``.
+
+    Examples:
+        >>> import girih
+        >>> labels = girih.Labels(
+        ...     names=["liked", "watch_s"], derive={"liked": "rating >= 4"}, loss={"watch_s": "huber"}
+        ... )
+        >>> labels.losses
+        ('bce', 'huber')
     """
 
     owner = "labels: "
@@ -256,6 +289,19 @@ class Schema:
 
     Raises:
         ConfigError: duplicates, unknown tables, or features that disagree on a shared table's dim.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema(
+        ...     features=[
+        ...         girih.Categorical(name="user", dim=16),
+        ...         girih.Sequence(name="history", table="item", dim=8),
+        ...         girih.Numeric(name="age", transform="standardize"),
+        ...     ],
+        ...     labels="clicked",
+        ... )
+        >>> schema.names, [table.name for table in schema.tables]
+        (['user', 'history', 'age'], ['user', 'item'])
     """
 
     features: tuple[Feature, ...]

@@ -1,4 +1,16 @@
-"""Specification of tables: initial values, admission of new keys, eviction of old rows. Frozen, pure."""
+"""Specification of tables: initial values, admission of new keys, eviction of old rows. Frozen, pure.
+
+Examples:
+    >>> import girih
+    >>> table = girih.Table(
+    ...     name="user",
+    ...     initializer=girih.tables.Uniform(low=-0.05, high=0.05),
+    ...     admission=girih.tables.MinCount(count=3),
+    ...     eviction=girih.tables.LRU(max_rows=10_000_000),
+    ... )
+    >>> table.eviction
+    LRU(max_rows=10000000)
+"""
 
 from __future__ import annotations
 
@@ -32,7 +44,13 @@ class _Eviction(_Rule):
 
 
 class Normal(_Initializer):
-    """Initial values are normally distributed."""
+    """Initial values are normally distributed.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Normal(std=0.05)).initializer
+        Normal(mean=0.0, std=0.05)
+    """
 
     name = "normal"
     mean: Finite = 0.0
@@ -40,7 +58,13 @@ class Normal(_Initializer):
 
 
 class Uniform(_Initializer):
-    """Initial values are uniform in [low, high)."""
+    """Initial values are uniform in [low, high).
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Uniform(low=-0.05, high=0.05)).initializer
+        Uniform(low=-0.05, high=0.05)
+    """
 
     name = "uniform"
     low: Finite = -0.01
@@ -52,13 +76,25 @@ class Uniform(_Initializer):
 
 
 class Zeros(_Initializer):
-    """Initial values are zero."""
+    """Initial values are zero.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Zeros()).initializer
+        Zeros()
+    """
 
     name = "zeros"
 
 
 class Constant(_Initializer):
-    """Initial values are one constant."""
+    """Initial values are one constant.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Constant(value=0.1)).initializer
+        Constant(value=0.1)
+    """
 
     name = "constant"
     value: Finite = 0.0
@@ -68,6 +104,11 @@ class MinCount(_Admission):
     """A key gets a row when it has been seen ``count`` times (counting Bloom filter of ``cells`` 8-bit cells).
 
     The filter may admit a key early (never late): about ``(1 - exp(-4 keys / cells))⁴`` of the keys.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", admission=girih.tables.MinCount(count=3)).admission
+        MinCount(count=3, cells=1048576)
     """
 
     name = "min_count"
@@ -76,7 +117,13 @@ class MinCount(_Admission):
 
 
 class Probability(_Admission):
-    """A key without a row gets one with probability ``p`` each time it is seen."""
+    """A key without a row gets one with probability ``p`` each time it is seen.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", admission=girih.tables.Probability(p=0.05)).admission
+        Probability(p=0.05)
+    """
 
     name = "probability"
     p: Annotated[float, Bounds(0, 1, open_low=True)] = 0.1
@@ -86,6 +133,11 @@ class LRU(_Eviction):
     """At ``max_rows``, the least recently used row of the table leaves: exact, per shard.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.LRU(max_rows=1_000_000)).eviction
+        LRU(max_rows=1000000)
     """
 
     name = "lru"
@@ -96,6 +148,11 @@ class LFU(_Eviction):
     """At ``max_rows``, the least often used rows leave, a sixteenth of the table at once.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.LFU(max_rows=1_000_000)).eviction
+        LFU(max_rows=1000000)
     """
 
     name = "lfu"
@@ -107,6 +164,11 @@ class TTL(_Eviction):
 
     With ``max_rows``, the least recently used row leaves when the table is full. ``max_rows`` is divided over the
     shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.TTL(seconds=30 * 24 * 3600)).eviction
+        TTL(steps=None, seconds=2592000, max_rows=None)
     """
 
     name = "ttl"
@@ -124,6 +186,11 @@ class Fixed(_Eviction):
     counted.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.Fixed(max_rows=1_000_000)).eviction
+        Fixed(max_rows=1000000)
     """
 
     name = "none"
@@ -141,6 +208,13 @@ class Table(Options):
 
     ``None`` takes the default: dim from the features, the trainer's sparse optimizer (and first-order
     optimizer; ``optimizer`` replaces both), ``Normal(0, 0.01)``, every key admitted, no row ever evicted.
+
+    Examples:
+        >>> import girih
+        >>> user = girih.Table(name="user", dim=16, dtype="bfloat16", optimizer=girih.optim.Adagrad(lr=0.05))
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked", tables=[user])
+        >>> schema.tables[0].dim
+        16
     """
 
     owner = "table {self.name!r}: "

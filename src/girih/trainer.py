@@ -266,6 +266,18 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
 
     Raises:
         ConfigError: options that contradict each other.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> schema = girih.Schema([girih.Categorical(name="user", dim=4)], labels="clicked")
+        >>> data = girih.read_arrow(pa.table({"user": [7, 8], "clicked": [1, 0]}), schema)
+        >>> model = girih.models.DNN(schema, hidden=[8])
+        >>> options = girih.TrainOptions(epochs=2, seed=1)
+        >>> with girih.Trainer(model, sparse_optimizer=girih.optim.Adam(), options=options, run="run") as trainer:
+        ...     state = trainer.fit(data)
+        ...     print(state.step, trainer.evaluate(data).num_examples, trainer.predict(data).shape)
+        2 2 (2, 1)
     """
 
     def __init__(

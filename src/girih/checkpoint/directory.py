@@ -125,6 +125,12 @@ class CheckpointOptions(Options):
             ``checkpoints`` in the run directory.
         every_steps: None saves only at the end, on a signal and at the best evaluation.
         keep: number of latest checkpoints that stay; the best one, under early stopping, stays too.
+
+    Examples:
+        >>> import girih
+        >>> checkpoints = girih.CheckpointOptions(every_steps=1000, keep=2)
+        >>> checkpoints.every_steps, checkpoints.dir
+        (1000, None)
     """
 
     owner = "checkpoint: "

@@ -30,6 +30,13 @@ class EarlyStopping(Options):
     Attributes:
         metric: one of :data:`DIRECTIONS`, ``recall@k``, ``ndcg@k`` or ``mrr`` with the k of ``rank_at``, or one of ``metrics``.
         mode: "max" if more is better, "min" if less is. Only for your own metric.
+
+    Examples:
+        >>> import girih
+        >>> stopping = girih.EarlyStopping(metric="logloss", patience=2, min_delta=1e-4)
+        >>> options = girih.TrainOptions(epochs=20, early_stopping=stopping)
+        >>> options.needs_valid
+        'early_stopping'
     """
 
     owner = "early_stopping: "
@@ -66,6 +73,16 @@ class TrainOptions(Options):
             see :mod:`girih.metrics.custom`.
         progressive_validation: scores each batch in its forward pass, before its update; see ``ProgressiveScores``.
         tensorboard: writes scalars for TensorBoard into the run directory.
+
+    Examples:
+        >>> import girih
+        >>> options = girih.TrainOptions(epochs=3, precision="bfloat16", gauc_by="user", rank_at=[10])
+        >>> options.epochs, options.rank_at
+        (3, (10,))
+        >>> girih.TrainOptions(epoch=3)
+        Traceback (most recent call last):
+            ...
+        girih.errors.ConfigError: TrainOptions: unknown option 'epoch'; did you mean 'epochs'?
     """
 
     owner = "train: "
@@ -239,6 +256,12 @@ class ScheduleOptions(Options):
             Eq. 3.
         excluded: features whose embedding groups run before the interleaving groups.
         prefetch: prepares the ids of the next batch while this batch is computed.
+
+    Examples:
+        >>> import girih
+        >>> schedule = girih.ScheduleOptions(micro_batches=4, micro_batches_from="mlp")
+        >>> schedule.micro_batches, schedule.packing
+        (4, True)
     """
 
     owner = "schedule: "

@@ -73,6 +73,15 @@ class Dataset:
         source: the files. plan: the parts of the files to read.
         negatives: adds examples to each batch, beyond its size; None adds none.
         skipped: the bad rows that the latest pass has dropped so far.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> table = pa.table({"user": [7, 8, 7], "clicked": [1, 0, 1]})
+        >>> data = girih.read_arrow(table, schema, batch_size=2)
+        >>> data.num_examples, [batch.ids.tolist() for batch in data]
+        (3, [[7, 8], [7]])
     """
 
     schema: Schema

@@ -45,6 +45,16 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         MissingFileError: a path or pattern that matches nothing.
         DataError: a file or column that does not fit the schema.
         ConfigError: an unusable option.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> from pyarrow import parquet
+        >>> parquet.write_table(pa.table({"user": [7, 8, 9], "clicked": [1, 0, 1]}), "day-01.parquet")
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_parquet("day-*.parquet", schema, batch_size=2, shuffle=True)
+        >>> data.num_examples, data.batch_size
+        (3, 2)
     """
     return make_dataset(ParquetSource(find_files(paths, suffix=".parquet")), schema, **options)
 
@@ -68,6 +78,15 @@ def read_arrow(data: object, schema: Schema, **options: Unpack[ReadOptions]) -> 
         ConfigError: an object without columns, a filtered pyarrow dataset, or an unusable option. Also, when training
             begins, a table of more than 256 MiB under a strategy with loaders, which are other processes.
         DataError: no rows, or columns that do not fit the schema.
+
+    Examples:
+        >>> import girih
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"user": [7, 8, 9], "clicked": [1, 0, 1]})
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_arrow(frame, schema, where="user < 9")
+        >>> data.first().ids.tolist()
+        [7, 8]
     """
     return make_dataset(arrow_source(data), schema, **options)
 
@@ -146,6 +165,15 @@ def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dat
             UTF-8.
         block_bytes: the size of text that is decoded at once.
         options: the options of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> _ = Path("clicks.csv").write_text("user;clicked\\n7;1\\n8;0\\n")
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_csv("clicks.csv", schema, separator=";")
+        >>> data.first().ids.tolist()
+        [7, 8]
     """
     check_schema(schema)
     for option in options:
@@ -169,6 +197,15 @@ def read_criteo(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
     """Reads Criteo's raw logs: tabs, no header, columns ``label``, ``I1``…``I13``, ``C1``…``C26``.
 
     Without labels, lines may lack the label. The arguments are those of :func:`read_csv`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> columns = ["1", *map(str, range(13)), *(f"{word:08x}" for word in range(26))]
+        >>> _ = Path("day_0").write_text("\\t".join(columns) + "\\n")
+        >>> schema = girih.Schema([girih.Numeric(name="I1"), girih.Categorical(name="C1")], labels="label")
+        >>> girih.read_criteo("day_0", schema).first().labels.tolist()
+        [[1.0]]
     """
     lists = [CRITEO_COLUMNS] if options.get("with_labels", True) else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
     return _read_text(
@@ -182,6 +219,15 @@ def read_libsvm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
     A categorical feature takes the index as its id and the value as its weight. A numeric feature takes the value. A
     single feature that is categorical or a sequence takes all pairs of a line as a bag, any number of them. The columns
     are named ``label``, ``1:index``, ``1:value``, … The arguments are those of :func:`read_csv`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> _ = Path("clicks.libsvm").write_text("1 3:1 12:0.5\\n")
+        >>> schema = girih.Schema([girih.Categorical(name="words")], labels="label")
+        >>> data = girih.read_libsvm("clicks.libsvm", schema)
+        >>> data.first().ids.tolist()
+        [3, 12]
     """
     check_schema(schema)
     columns = as_columns(schema)
@@ -194,6 +240,15 @@ def read_libffm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
     The feature's column, or else its name, is the field. A categorical feature is a bag of indexes with values as
     weights. A sequence is a list of indexes. A numeric feature takes the value of its only pair. A field that a line
     lacks is an empty bag, or a missing number. The arguments are those of :func:`read_csv`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> _ = Path("clicks.libffm").write_text("1 0:7:1 1:12:1\\n")
+        >>> schema = girih.Schema([girih.Categorical(name="user", column="0"), girih.Categorical(name="item", column="1")], labels="label")
+        >>> data = girih.read_libffm("clicks.libffm", schema)
+        >>> data.first().ids.tolist()
+        [7, 12]
     """
     check_schema(schema)
     columns = as_columns(schema, "libffm")
@@ -207,6 +262,15 @@ def read_jsonl(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> 
 
     A key that a line lacks is a missing value. The first thousand lines of each file determine the columns and their
     types. Lines with other types are read too, but more slowly. The arguments are those of :func:`read_csv`.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> _ = Path("clicks.jsonl").write_text('{"user": 7, "clicked": 1}\\n')
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_jsonl("clicks.jsonl", schema)
+        >>> data.first().ids.tolist()
+        [7]
     """
     check_schema(schema)
     null_values = options.get("null_values")
@@ -240,6 +304,11 @@ def read_kafka(
     Raises:
         ConfigError: an unusable option, or confluent-kafka is not installed.
         DataError: no broker answers, the topic does not exist, or its first records do not fit the schema.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_kafka("kafka://localhost:9092/clicks", schema, stop_at="end")  # doctest: +SKIP
     """
     check_schema(schema)
     if messages not in TURN:

@@ -230,6 +230,16 @@ class Metrics:
 
     Attributes:
         by_label: name to metrics.
+
+    Examples:
+        ``Trainer.evaluate`` returns metrics. ``summary.json`` has them as a mapping:
+
+        >>> import girih
+        >>> metrics = girih.Metrics.from_dict({"clicked": {"num_examples": 1000, "auc": 0.75}})
+        >>> metrics.auc, metrics.by_label["clicked"].gauc
+        (0.75, None)
+        >>> print(metrics)
+        clicked: auc 0.75000  examples 1,000
     """
 
     by_label: Mapping[str, LabelMetrics]

@@ -67,6 +67,18 @@ class ATBRG(Model):
 
     Raises:
         ConfigError: relations of unknown features, in a cycle, or with different dims.
+
+    Examples:
+        Each item has neighbours: the brands of the item.
+
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=8)
+        >>> history = girih.Sequence(name="history", table="item", dim=8)
+        >>> brands = girih.Sequence(name="item_brands", table="brand", dim=8)
+        >>> schema = girih.Schema([item, history, brands], labels="clicked")
+        >>> model = girih.models.ATBRG(schema, relations={"item_brands": "item"}, hidden=[64, 32])
+        >>> model.pairs
+        (('history', 'item'),)
     """
 
     not_substitutable = checks.NOT_SUBSTITUTABLE

@@ -36,6 +36,16 @@ class CAN(Model):
             embeddings are fed to it, all of one dim. Only the units read these features. If the MLP must also read such
             a column, define another feature for it.
         unit_layers, orders, independent_orders: see :class:`CoActionUnit`.
+
+    Examples:
+        A micro-MLP of widths 8 → 8 → 4 has 108 weights and biases, so the item's rows have dim 108.
+
+        >>> import girih
+        >>> item, user = girih.Categorical(name="item", dim=108), girih.Categorical(name="user", dim=8)
+        >>> schema = girih.Schema([item, user], labels="clicked")
+        >>> model = girih.models.CAN(schema, co_action={"item": ["user"]}, unit_layers=[8, 4], hidden=[64, 32])
+        >>> model.units[0].num_parameters
+        108
     """
 
     not_substitutable = (

@@ -22,6 +22,14 @@ class DCN(Model):
 
     The cross network returns U cross(x_0), where U is the last layer's columns for it: see ``VectorCrosses``. With
     ``hidden = ()`` there is only the cross network.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.DCN(schema, cross_layers=2, hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        2798
     """
 
     def __init__(
@@ -55,6 +63,14 @@ class DCNv2(Model):
 
     ``parallel``: logits = Linear([cross(x_0), MLP(x_0)]). ``stacked``: logits = Linear(MLP(cross(x_0))). ``rank`` makes
     W = U Vᵀ of this rank. With ``hidden = ()`` there is only the cross network.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.DCNv2(schema, structure="stacked", rank=4, hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        2996
     """
 
     not_substitutable = (

@@ -31,6 +31,15 @@ class DIEN(Model):
     Args:
         attention: history → its target, as for :class:`girih.models.DIN`.
         auxiliary: α; 0 trains without the auxiliary loss.
+
+    Examples:
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=8)
+        >>> history = girih.Sequence(name="history", table="item", dim=8)
+        >>> schema = girih.Schema([item, history], labels="clicked")
+        >>> model = girih.models.DIEN(schema, auxiliary=0.5, hidden=[64, 32])
+        >>> model.pairs
+        (('history', 'item'),)
     """
 
     not_substitutable = checks.NOT_SUBSTITUTABLE

@@ -24,6 +24,15 @@ class DIN(Model):
             out are pooled like any other feature.
         attention_hidden: layers of the activation unit, which has neither dropout nor batch norm.
         softmax: normalise the attention over the history; the paper does not normalise it.
+
+    Examples:
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=8)
+        >>> history = girih.Sequence(name="history", table="item", dim=8)
+        >>> schema = girih.Schema([item, history], labels="clicked")
+        >>> model = girih.models.DIN(schema, attention_hidden=[32], hidden=[64, 32])
+        >>> model.pairs
+        (('history', 'item'),)
     """
 
     def __init__(

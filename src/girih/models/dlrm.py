@@ -25,6 +25,14 @@ class DLRM(Model):
 
     All features have one dim. ``hidden`` are the layers of the top. ``bottom_hidden`` are the layers before the
     bottom's last layer, whose width is dim.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.DLRM(schema, bottom_hidden=[32], hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        3081
     """
 
     def __init__(

@@ -30,6 +30,15 @@ class DSIN(Model):
         attention: history → its target, as for :class:`girih.models.DIN`.
         session_length: ids of a session. max_sessions: sessions of a history; earlier ids are left out.
         heads: number of heads of the self-attention; it must divide the histories' dims.
+
+    Examples:
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=8)
+        >>> history = girih.Sequence(name="history", table="item", dim=8)
+        >>> schema = girih.Schema([item, history], labels="clicked")
+        >>> model = girih.models.DSIN(schema, session_length=5, heads=2, hidden=[64, 32])
+        >>> model.pairs
+        (('history', 'item'),)
     """
 
     not_substitutable = checks.NOT_SUBSTITUTABLE

@@ -25,6 +25,17 @@ class Jagged(NamedTuple):
     """One sequence feature: the vectors of all its ids, and the start of each example.
 
     ``values`` is float32[L, D], ``offsets`` int64[B+1]; example b has ``values[offsets[b]:offsets[b+1]]``.
+
+    Examples:
+        Sequences of 2, 0 and 1 ids, with vectors of width 1:
+
+        >>> import torch
+        >>> from girih.models import Jagged
+        >>> history = Jagged(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2, 2, 3]))
+        >>> history.last().flatten().tolist()
+        [2.0, 0.0, 3.0]
+        >>> history.padded()[1].tolist()
+        [[True, True], [False, False], [True, False]]
     """
 
     values: Tensor
@@ -69,7 +80,15 @@ class Jagged(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """The packed bags of some features: float32[B, len(features), D]."""
+    """The packed bags of some features: float32[B, len(features), D].
+
+    Examples:
+        >>> import torch
+        >>> from girih.models import Block
+        >>> block = Block(("user", "item"), torch.zeros(32, 2, 8))
+        >>> block.values.shape
+        torch.Size([32, 2, 8])
+    """
 
     features: tuple[str, ...]
     values: Tensor
@@ -83,6 +102,15 @@ class Embeddings:
         blocks: packed bags; features of one block have one width.
         sequences: sequences that the model reads whole.
         first_order: packed first-order weights, float32[B, len(features), 1].
+
+    Examples:
+        A batch of 32 examples, with vectors of width 8 for two features:
+
+        >>> import torch
+        >>> from girih.models import Block, Embeddings
+        >>> embeddings = Embeddings((Block(("user", "item"), torch.zeros(32, 2, 8)),))
+        >>> embeddings["item"].shape, embeddings.concatenated().shape
+        (torch.Size([32, 8]), torch.Size([32, 16]))
     """
 
     blocks: tuple[Block, ...] = ()

@@ -32,6 +32,13 @@ class MMoE(Model):
 
     Each label has a gate and a tower. All labels share the experts. One product of x computes the first layers of all
     experts and all gates.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema([girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"])
+        >>> model = girih.models.MMoE(schema, num_experts=2, expert_hidden=[64, 32], tower_hidden=[16])
+        >>> model.num_labels
+        2
     """
 
     def __init__(
@@ -98,6 +105,13 @@ class ESMM(Model):
 
     Args:
         hidden: the layers of each network before its last.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema([girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"])
+        >>> model = girih.models.ESMM(schema, hidden=[64, 32])
+        >>> model.num_labels
+        2
     """
 
     def __init__(self, schema: Schema, **deep: Unpack[DeepOptions]) -> None:

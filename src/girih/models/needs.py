@@ -29,6 +29,12 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
 
     Raises:
         ConfigError: an unknown feature or need, or whole sequences of a feature that is not a sequence.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema([girih.Categorical(name="user"), girih.Numeric(name="age")], labels="clicked")
+        >>> girih.models.needs_of(girih.models.LR(schema), schema)
+        {'user': frozenset({'first_order'})}
     """
     declared: Any = getattr(module, "needs", None)
     owner = type(module).__name__

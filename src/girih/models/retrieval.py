@@ -125,6 +125,14 @@ class Retrieval(TwoTower):
         log_q: the softmax subtracts the logarithm of an item's frequency in batches, estimated during training. Popular
             items are negatives more often, and this correction compensates for it. None corrects for "softmax".
         frequency_rate: the weight of an item's newest sighting in this estimate.
+
+    Examples:
+        >>> import girih
+        >>> features = [girih.Categorical(name="user", dim=8), girih.Categorical(name="item", dim=8)]
+        >>> schema = girih.Schema(features, labels="clicked")
+        >>> model = girih.models.Retrieval(schema, user=["user"], item_id="item", tower_dim=32)
+        >>> model.loss_features
+        ('item',)
     """
 
     loss_strategies: ClassVar[tuple[str, ...]] = ("local", "synchronous")

@@ -126,6 +126,14 @@ class STAR(Model):
         auxiliary_hidden: layers of the auxiliary network; indicator_dim: width of its vector for the domain.
         partitioned_norm: of x; it is the only normalisation.
         hidden, dropout: of the FCN; dropout of the auxiliary network as well.
+
+    Examples:
+        >>> import girih
+        >>> user, country = girih.Categorical(name="user", dim=8), girih.Numeric(name="country")
+        >>> schema = girih.Schema([user, country], labels="clicked")
+        >>> model = girih.models.STAR(schema, domain="country", num_domains=3, hidden=[64, 32])
+        >>> model.domains.num_domains
+        3
     """
 
     not_substitutable = "each domain normalises and multiplies the whole input with its own weights; use strategy 'synchronous'"

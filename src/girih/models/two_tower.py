@@ -30,6 +30,14 @@ class TwoTower(Model):
             temperature.
         tower_dim: the width of u and v.
         hidden: the layers of each tower before its last.
+
+    Examples:
+        >>> import girih
+        >>> features = [girih.Categorical(name="user", dim=8), girih.Categorical(name="item", dim=8)]
+        >>> schema = girih.Schema(features, labels="clicked")
+        >>> model = girih.models.TwoTower(schema, user=["user"], similarity="cosine", temperature=0.05)
+        >>> model.item_features
+        ('item',)
     """
 
     def __init__(

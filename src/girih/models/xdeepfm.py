@@ -65,6 +65,14 @@ class XDeepFM(Model):
 
     Args:
         cin_layers, split_half: see :class:`CIN`.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.XDeepFM(schema, cin_layers=[16, 16], hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        3370
     """
 
     def __init__(

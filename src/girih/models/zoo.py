@@ -46,6 +46,13 @@ def create(
     Raises:
         ConfigError: an unknown name or option, an option of the wrong type or out of range, or a user's module that
             cannot be loaded or built.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> model = girih.models.create("deepfm", schema, {"hidden": [64, 32]})
+        >>> isinstance(model, girih.models.DeepFM)
+        True
     """
     is_user_model = isinstance(name, str) and ":" in name
     if is_user_model:

@@ -137,6 +137,17 @@ class EmbeddingBag(TableModule):
 
     Raises:
         ConfigError: an option that is unknown or out of range, or ``share`` together with options of rows.
+
+    Examples:
+        Two bags, of the ids 7 and 8, and of a large id alone:
+
+        >>> import girih
+        >>> import torch
+        >>> bag = girih.nn.EmbeddingBag(8, mode="sum", optimizer=girih.optim.Adam(lr=0.01))
+        >>> bag(torch.tensor([7, 8, 10**12]), torch.tensor([0, 2])).shape
+        torch.Size([2, 8])
+        >>> bag.num_rows
+        3
     """
 
     @answers_movers(RowOptions.__annotations__)
@@ -208,6 +219,13 @@ class Embedding(TableModule):
     """``torch.nn.Embedding`` without ``num_embeddings``: any int64 id, rows appear when ids are first seen.
 
     The arguments are those of :class:`EmbeddingBag`, without pooling. ``padding_idx`` gives zeros and is not trained.
+
+    Examples:
+        >>> import girih
+        >>> import torch
+        >>> embedding = girih.nn.Embedding(8, eviction=girih.tables.LRU(max_rows=1_000_000))
+        >>> embedding(torch.tensor([[7, 8, 7]])).shape, embedding.num_rows
+        (torch.Size([1, 3, 8]), 2)
     """
 
     @answers_movers(RowOptions.__annotations__)

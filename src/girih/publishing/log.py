@@ -212,6 +212,12 @@ class PublishOptions(Options):
         snapshot_every: segments between two snapshots of all rows, from which new followers begin.
         keep: number of snapshots that stay, with all segments after the oldest of them.
         on_error: if nothing can be written, training goes on and tries again, or stops.
+
+    Examples:
+        >>> import girih
+        >>> publish = girih.PublishOptions(to="s3://bucket/ads", every_s=2.0, keep=3)
+        >>> publish.seconds, publish.snapshot_every
+        (2.0, 100)
     """
 
     owner = "publish: "

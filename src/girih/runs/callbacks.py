@@ -24,6 +24,16 @@ class Callback(Protocol):
 
     A subclass overrides only the methods that it needs. An object of another class needs ``on_plan``, ``on_metrics``,
     ``on_evaluation`` and ``on_end``. An exception raised by a callback stops the run.
+
+    Examples:
+        Give a callback to a trainer: ``girih.Trainer(model, callbacks=[Losses()])``.
+
+        >>> import girih
+        >>> class Losses(girih.Callback):
+        ...     def on_metrics(self, record):
+        ...         print(f"step {record['step']}: loss {record['loss']:.2f}")
+        >>> Losses().on_metrics({"step": 50, "loss": 0.6931})
+        step 50: loss 0.69
     """
 
     def on_config(self, options: Record) -> None:
@@ -74,6 +84,12 @@ class TensorBoard(_Tracker):
 
     Raises:
         ConfigError: tensorboard is not installed, or the directory cannot be written.
+
+    Examples:
+        >>> import girih
+        >>> board = girih.TensorBoard("logs")
+        >>> board.on_metrics({"step": 50, "loss": 0.69})
+        >>> board.on_end(None)
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -114,6 +130,11 @@ class MLflow(_Tracker):
     Raises:
         ConfigError: mlflow is not installed. From each method: MLflow refused the values, or its server does not
             answer.
+
+    Examples:
+        >>> import girih
+        >>> tracker = girih.MLflow(params={"owner": "ads"})
+        >>> trainer = girih.Trainer(model, callbacks=[tracker])  # doctest: +SKIP
     """
 
     def __init__(self, params: Record | None = None) -> None:
@@ -167,6 +188,11 @@ class WandB(_Tracker):
 
     Raises:
         ConfigError: wandb is not installed.
+
+    Examples:
+        >>> import girih
+        >>> tracker = girih.WandB(project="ads", tags=["daily"])  # doctest: +SKIP
+        >>> trainer = girih.Trainer(model, callbacks=[tracker])  # doctest: +SKIP
     """
 
     def __init__(self, **options: object) -> None:

@@ -124,6 +124,18 @@ def load(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -
         MissingFileError: there is nothing.
         CheckpointError: there is no complete checkpoint, or it is damaged.
         ConfigError: the model is not one of girih's, and was not given.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> schema = girih.Schema([girih.Categorical(name="user", dim=4)], labels="clicked")
+        >>> data = girih.read_arrow(pa.table({"user": [7, 8], "clicked": [1, 0]}), schema)
+        >>> with girih.Trainer(girih.models.DNN(schema, hidden=[8]), run="run") as trainer:
+        ...     state = trainer.fit(data)
+        >>> model = girih.load("run")
+        >>> model.predict({"user": [7, 8, 9]}).shape
+        (3,)
+        >>> model.close()
     """
     return LoadedModel(open_model(run, model))
 
@@ -135,6 +147,19 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         checkpoint: the address of the checkpoint. step: its number of training steps.
         final: True if the run ended with these weights, or its program saved them by ``Trainer.save``.
         schema: features, labels and tables. model: the module, in evaluation mode after the first prediction.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> schema = girih.Schema([girih.Categorical(name="user", dim=4)], labels="clicked")
+        >>> data = girih.read_arrow(pa.table({"user": [7, 8], "clicked": [1, 0]}), schema)
+        >>> with girih.Trainer(girih.models.DNN(schema, hidden=[8]), run="run") as trainer:
+        ...     state = trainer.fit(data)
+        >>> with girih.load("run") as model:
+        ...     print(model)
+        ...     print(model.embedding("user", [7, 8, 9]).shape, model.table("user").ids)
+        LoadedModel(DNN, step 1, user 2 rows)
+        (3, 4) [7 8]
     """
 
     def __init__(self, opened: OpenedModel) -> None:

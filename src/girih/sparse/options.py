@@ -47,6 +47,14 @@ class StoreOptions(Options):
             they are chosen first.
         ssd_dir: a directory on the SSD; None takes ``tiers/`` in the run directory. Its files have no names, and end
             with their process.
+
+    Examples:
+        A million rows stay in memory. The others are on an SSD.
+
+        >>> import girih
+        >>> store = girih.StoreOptions(tiers=["dram", "ssd"], hot_rows=1_000_000, ssd_dir="/mnt/ssd")
+        >>> store.hot_rows_of, store.is_tiered
+        ({'dram': 1000000}, True)
     """
 
     owner = "store: "

@@ -67,6 +67,14 @@ class Hierarchical(RemoteStrategy):
         tagging: the way in which operators are assigned to devices (HT §3.2.1): by rules and refinement, by rules, or round-robin.
         wire_activations, wire_dense_gradients: codecs between trainers and group servers, forward and backward (HT §4.2).
             "auto" lets the plan choose by a calibration, and means float32 without a calibration.
+
+    Examples:
+        Two trainers have a copy each, and a dense server averages the copies.
+
+        >>> import girih
+        >>> strategy = girih.Hierarchical(groups=2, nets=4, average_every_steps=20)
+        >>> strategy.trainers, strategy.dense_servers
+        (2, 1)
     """
 
     name: ClassVar[str] = "hierarchical"

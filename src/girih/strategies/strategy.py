@@ -66,6 +66,24 @@ class Strategy(ABC):
 
     Attributes:
         name: the name in ``[strategy]`` and ``summary.json``.
+
+    Examples:
+        A strategy that trains in one process, like :class:`girih.Local`, and logs its plan:
+
+        >>> import girih
+        >>> class Logged(girih.strategies.Strategy):
+        ...     name = "logged"
+        ...     def plan(self, facts):
+        ...         plan = girih.Local().plan(facts)
+        ...         print("trainers:", plan.roles["trainer"])
+        ...         return plan
+        ...     def build(self, plan, context):
+        ...         return girih.Local().build(plan, context)
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> with girih.Trainer(girih.models.LR(schema), strategy=Logged()) as trainer:
+        ...     print(trainer.strategy.name)
+        trainers: 1
+        logged
     """
 
     __slots__ = ()

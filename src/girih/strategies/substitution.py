@@ -46,6 +46,14 @@ class Substitution(StrategyOptions):
             "split", each computes its share of the examples; "auto", the choice that is faster at nominal speeds.
         placement: of tables: "balanced" by the accesses of the first batches; "modulo", table t on trainer t mod N (DES §5).
         wire_partials: "bfloat16" halves the traffic of partial results, and rounds them to 8 bits.
+
+    Examples:
+        Start a program with this strategy with ``torchrun --nproc-per-node 2``.
+
+        >>> import girih
+        >>> strategy = girih.Substitution(trainers=2, dense="split", wire_partials="bfloat16")
+        >>> strategy.trainers, strategy.placement
+        (2, 'balanced')
     """
 
     name: ClassVar[str] = "substitution"

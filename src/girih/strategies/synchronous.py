@@ -44,6 +44,14 @@ class Synchronous(StrategyOptions):
         trainers: number of processes; ``torchrun`` sets it.
         wire_embeddings, wire_gradients: "float16" nearly halves the traffic of rows, and of their gradients, between trainers.
             The loss is at most 2⁻¹² of the largest number of each row (PICASSO §V).
+
+    Examples:
+        Start a program with this strategy with ``torchrun --nproc-per-node 2``.
+
+        >>> import girih
+        >>> strategy = girih.Synchronous(trainers=2, wire_embeddings="float16", wire_gradients="float16")
+        >>> strategy.trainers, strategy.wire_embeddings
+        (2, 'float16')
     """
 
     name: ClassVar[str] = "synchronous"
