@@ -234,7 +234,7 @@ def settings(api: list[str | dict[str, str]]) -> dict[str, Any]:
         "docstring_style": "google", "show_source": False, "show_root_heading": False, "show_root_toc_entry": False,
         "heading_level": 2, "merge_init_into_class": True, "separate_signature": True, "show_signature_annotations": True,
         "members_order": "source", "docstring_section_style": "list",
-        "show_bases": False, "extensions": [str(ROOT / "dev" / "docs_roles.py")],
+        "show_bases": False, "inherited_members": True, "filters": ["!^_[^_]", "!^__new__$", "!^misplaced_options$"], "extensions": [str(ROOT / "dev" / "docs_roles.py")],
         "docstring_options": {"warn_unknown_params": False, "warn_missing_types": False},
     }  # fmt: skip
     python = {"paths": [str(ROOT / "src")], "options": options}

@@ -36,7 +36,12 @@ class _Optimizer(Options):
 class SGD(_Optimizer):
     """``row -= lr · v`` with ``v = momentum · v + gradient`` (``torch.optim.SGD``).
 
-    State: ``dim`` floats with momentum, none without.
+    State: ``dim`` float32 per row with momentum, none without.
+
+    Attributes:
+        lr: learning rate, per step.
+        momentum: part of v that stays in the next step, in [0, 1).
+        l2: factor λ of the row that is added to its gradient.
 
     Examples:
         >>> import girih
@@ -53,7 +58,13 @@ class SGD(_Optimizer):
 class Adagrad(_Optimizer):
     """``row -= lr · g / (sqrt(Σ g²) + eps)``, element by element (``torch.optim.Adagrad``).
 
-    State: ``dim`` floats.
+    State: ``dim`` float32 per row.
+
+    Attributes:
+        lr: learning rate, per step.
+        initial_accumulator_value: Σ g² of a new row.
+        eps: added to the root, so that the quotient is finite.
+        l2: factor λ of the row that is added to its gradient.
 
     Examples:
         >>> import girih
@@ -71,7 +82,13 @@ class Adagrad(_Optimizer):
 class RowwiseAdagrad(_Optimizer):
     """Adagrad with one accumulator per row: the mean of g² over the row's columns.
 
-    State: 1 float.
+    State: 1 float32 per row.
+
+    Attributes:
+        lr: learning rate, per step.
+        initial_accumulator_value: the accumulator of a new row.
+        eps: added to the root, so that the quotient is finite.
+        l2: factor λ of the row that is added to its gradient.
 
     Examples:
         >>> import girih
@@ -89,7 +106,13 @@ class RowwiseAdagrad(_Optimizer):
 class Adam(_Optimizer):
     """Lazy Adam: moments move only for touched rows; bias correction counts all steps (``torch.optim.SparseAdam``).
 
-    State: 2 · ``dim`` floats.
+    State: 2 · ``dim`` float32 per row.
+
+    Attributes:
+        lr: learning rate, per step.
+        betas: the decay of the first and the second moment, each in [0, 1).
+        eps: added to the root, so that the quotient is finite.
+        l2: factor λ of the row that is added to its gradient.
 
     Examples:
         >>> import girih
@@ -107,8 +130,13 @@ class Adam(_Optimizer):
 class FTRL(_Optimizer):
     """FTRL-proximal (McMahan et al. 2013, Algorithm 1), per coordinate, with exact zeros.
 
-    ``lr`` is the paper's α, ``beta`` its β, ``l1`` its λ₁, ``l2`` its λ₂. Here ``l2`` belongs to the closed form of the
-    weight, not to the gradient. State: 2 · ``dim`` floats (z, n).
+    State: 2 · ``dim`` float32 per row (z, n).
+
+    Attributes:
+        lr: α of the paper, the learning rate per step.
+        beta: β of the paper, which lowers the learning rate of rare coordinates.
+        l1: λ₁ of the paper. A higher value gives more zeros.
+        l2: λ₂ of the paper. It belongs to the closed form of the weight, not to the gradient.
 
     Examples:
         >>> import girih

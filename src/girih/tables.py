@@ -46,6 +46,10 @@ class _Eviction(_Rule):
 class Normal(_Initializer):
     """Initial values are normally distributed.
 
+    Attributes:
+        mean: mean of the values.
+        std: standard deviation of the values, at least 0.
+
     Examples:
         >>> import girih
         >>> girih.Table(name="user", initializer=girih.tables.Normal(std=0.05)).initializer
@@ -59,6 +63,10 @@ class Normal(_Initializer):
 
 class Uniform(_Initializer):
     """Initial values are uniform in [low, high).
+
+    Attributes:
+        low: the lowest value.
+        high: the end of the interval, at least ``low``.
 
     Examples:
         >>> import girih
@@ -90,6 +98,9 @@ class Zeros(_Initializer):
 class Constant(_Initializer):
     """Initial values are one constant.
 
+    Attributes:
+        value: the value of each column.
+
     Examples:
         >>> import girih
         >>> girih.Table(name="user", initializer=girih.tables.Constant(value=0.1)).initializer
@@ -105,6 +116,10 @@ class MinCount(_Admission):
 
     The filter may admit a key early (never late): about ``(1 - exp(-4 keys / cells))⁴`` of the keys.
 
+    Attributes:
+        count: number of sightings that admits a key, from 1 to 255.
+        cells: number of 8-bit cells of the table's filter, all shards together.
+
     Examples:
         >>> import girih
         >>> girih.Table(name="user", admission=girih.tables.MinCount(count=3)).admission
@@ -118,6 +133,9 @@ class MinCount(_Admission):
 
 class Probability(_Admission):
     """A key without a row gets one with probability ``p`` each time it is seen.
+
+    Attributes:
+        p: the probability, in (0, 1].
 
     Examples:
         >>> import girih
@@ -134,6 +152,9 @@ class LRU(_Eviction):
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
 
+    Attributes:
+        max_rows: limit of the table's rows, at least 1.
+
     Examples:
         >>> import girih
         >>> girih.Table(name="user", eviction=girih.tables.LRU(max_rows=1_000_000)).eviction
@@ -148,6 +169,9 @@ class LFU(_Eviction):
     """At ``max_rows``, the least often used rows leave, a sixteenth of the table at once.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        max_rows: limit of the table's rows, at least 1.
 
     Examples:
         >>> import girih
@@ -164,6 +188,11 @@ class TTL(_Eviction):
 
     With ``max_rows``, the least recently used row leaves when the table is full. ``max_rows`` is divided over the
     shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        steps: training steps that an unused row stays. Give either ``steps`` or ``seconds``.
+        seconds: wall-clock seconds that an unused row stays.
+        max_rows: limit of the table's rows; None sets no limit.
 
     Examples:
         >>> import girih
@@ -187,6 +216,9 @@ class Fixed(_Eviction):
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
 
+    Attributes:
+        max_rows: limit of the table's rows, at least 1.
+
     Examples:
         >>> import girih
         >>> girih.Table(name="user", eviction=girih.tables.Fixed(max_rows=1_000_000)).eviction
@@ -206,8 +238,15 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 class Table(Options):
     """Rows that share dim, optimizer, initializer, admission and eviction.
 
-    ``None`` takes the default: dim from the features, the trainer's sparse optimizer (and first-order
-    optimizer; ``optimizer`` replaces both), ``Normal(0, 0.01)``, every key admitted, no row ever evicted.
+    Attributes:
+        name: the name that features give as ``table``. A feature without ``table`` reads the table of its own name.
+        dim: width of a row, from 1 to 4096; None takes the dim of the features.
+        optimizer: one of ``girih.optim``, for rows and first-order weights; None takes the trainer's optimizers.
+        initializer: initial values of rows; None means ``Normal(mean=0.0, std=0.01)``.
+        admission: keys that get a row, :class:`girih.tables.MinCount` or :class:`girih.tables.Probability`; None admits
+            each key.
+        eviction: rows that leave: one of LRU, LFU, TTL and Fixed of ``girih.tables``; None keeps all rows.
+        dtype: type of the stored values: "float32", or "bfloat16" or "float16" with half the bytes.
 
     Examples:
         >>> import girih

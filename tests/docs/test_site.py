@@ -97,6 +97,14 @@ def test_each_public_name_key_and_command_has_its_entry(site):
     assert names >= set(girih.__all__) - {"__version__"}
     pages = {name: (folder / name / "index.html").read_text() for name in names}
     assert [name for name, page in pages.items() if page.count(">Examples:<") == 0] == []
+    members = [
+        (name.split(".")[0] if name.split(".")[0] in api.MODULES else name, f"{target.name}.{member}")
+        for name, target in api.public_names(api.load())
+        if target.is_class
+        for member, found in api.members_of(target)
+        if found.docstring and found.is_function
+    ]
+    assert [member for page, member in members if f'.{member}"' not in pages[page]] == []
     keys = (site / "reference" / "keys" / "index.html").read_text()
     commands = (site / "reference" / "commands" / "index.html").read_text()
     sections = keys_by_section()

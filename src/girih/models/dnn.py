@@ -19,6 +19,14 @@ class DNN(Model):
 
     Models that add a shallow part build it in :meth:`build_shallow`.
 
+    Args:
+        schema: the features and labels of the data.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range.
+
     Examples:
         >>> import girih
         >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
@@ -49,6 +57,14 @@ class WideDeep(DNN):
     The wide part is linear in ids and numeric features; crosses are features of the data. Several labels share the wide
     part. The bias belongs to the MLP's last layer.
 
+    Args:
+        schema: the features and labels of the data.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range.
+
     Examples:
         >>> import girih
         >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
@@ -73,6 +89,14 @@ class DeepFM(DNN):
     """logits = FM + MLP([embeddings, numeric]) on the same embeddings (Guo et al., IJCAI 2017, eq. 1).
 
     All features have one dim. Several labels share the FM part. The bias belongs to the MLP's last layer.
+
+    Args:
+        schema: the features and labels of the data.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range, or features of different dims.
 
     Examples:
         >>> import girih

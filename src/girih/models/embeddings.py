@@ -24,7 +24,9 @@ MOST_SLICES = 2
 class Jagged(NamedTuple):
     """One sequence feature: the vectors of all its ids, and the start of each example.
 
-    ``values`` is float32[L, D], ``offsets`` int64[B+1]; example b has ``values[offsets[b]:offsets[b+1]]``.
+    Attributes:
+        values: float32[L, D].
+        offsets: int64[B+1]; example b has ``values[offsets[b]:offsets[b+1]]``.
 
     Examples:
         Sequences of 2, 0 and 1 ids, with vectors of width 1:
@@ -80,7 +82,11 @@ class Jagged(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """The packed bags of some features: float32[B, len(features), D].
+    """The packed bags of some features.
+
+    Attributes:
+        features: their names, in order.
+        values: float32[B, len(features), D].
 
     Examples:
         >>> import torch
@@ -100,7 +106,7 @@ class Embeddings:
 
     Attributes:
         blocks: packed bags; features of one block have one width.
-        sequences: sequences that the model reads whole.
+        sequences: feature → the sequence, which the model reads whole.
         first_order: packed first-order weights, float32[B, len(features), 1].
 
     Examples:
@@ -185,7 +191,12 @@ class Embeddings:
     def mapped(
         self, of_bags: Callable[[Tensor], Tensor], of_sequence: Callable[[Jagged], Jagged] | None = None
     ) -> Embeddings:
-        """Returns the same features with other tensors. Vectors of sequences are mapped as bags unless ``of_sequence`` is given."""
+        """Returns the same features with other tensors.
+
+        Args:
+            of_bags: maps the values of a block, float32[B, n, D].
+            of_sequence: maps a sequence; None maps its values by ``of_bags``.
+        """
         of_sequence = of_sequence or (lambda each: each._replace(values=of_bags(each.values)))
         blocks, first_order = (
             tuple(Block(block.features, of_bags(block.values)) for block in packed)
@@ -195,7 +206,10 @@ class Embeddings:
         return Embeddings(blocks, sequences, first_order)
 
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors: of blocks, of first-order weights, and values and offsets of sequences."""
+        """Returns all tensors: of blocks, of first-order weights, and values and offsets of sequences.
+
+        Shapes and dtypes are those of :class:`Block` and :class:`Jagged`.
+        """
         packed = [block.values for block in (*self.blocks, *self.first_order)]
         return packed + [tensor for sequence in self.sequences.values() for tensor in sequence]
 

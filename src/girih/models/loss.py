@@ -128,7 +128,7 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
     """Binary cross-entropy, the mean over examples and labels: Σ w_b · l_bt / (T · Σ w_b).
 
     Args:
-        logits: [B, T].
+        logits: [B, T], of any floating dtype.
         labels: float32[B, T], each in [0, 1].
         weights: float32[B], one per example; None if all are 1.
 

@@ -33,6 +33,16 @@ class MMoE(Model):
     Each label has a gate and a tower. All labels share the experts. One product of x computes the first layers of all
     experts and all gates.
 
+    Args:
+        schema: the features and labels of the data.
+        num_experts: number of experts.
+        expert_hidden: widths of each expert's layers, at least one.
+        tower_hidden: widths of each tower's layers before its last.
+        deep: ``dropout``, a probability in [0, 1) (default 0), and ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range.
+
     Examples:
         >>> import girih
         >>> schema = girih.Schema([girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"])
@@ -104,7 +114,12 @@ class ESMM(Model):
     sample of clicks. The second output is the logit of pCTCVR. pCVR is the quotient of the two predictions.
 
     Args:
-        hidden: the layers of each network before its last.
+        schema: the features and labels of the data.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: not two labels with binary cross-entropy.
 
     Examples:
         >>> import girih

@@ -122,7 +122,16 @@ class EmbeddingBagCollection(GrowingModule):
         return {name: bags[name] for name in self._names}
 
     def assign(self, table: str, ids: Tensor, vectors: Tensor) -> None:
-        """Sets rows of a table: int64[n] distinct ids, float32[n, D]. New ids get rows."""
+        """Sets rows of a table. New ids get rows.
+
+        Args:
+            table: the name of the table.
+            ids: int64[n], distinct.
+            vectors: float32[n, D].
+
+        Raises:
+            ConfigError: an unknown table, shapes or types that do not fit, or repeated ids.
+        """
         self.tables.assign(table, ids, vectors)
 
     def extra_repr(self) -> str:

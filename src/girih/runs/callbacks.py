@@ -37,7 +37,11 @@ class Callback(Protocol):
     """
 
     def on_config(self, options: Record) -> None:
-        """Receives the config's options by dotted name, secrets masked, before everything else. Needs a config."""
+        """Receives the config's options by dotted name, secrets masked, before everything else. Needs a config.
+
+        Args:
+            options: such as ``{"train.epochs": 3}``.
+        """
         return
 
     def on_plan(self, plan: Record) -> None:
@@ -45,11 +49,19 @@ class Callback(Protocol):
         return
 
     def on_metrics(self, record: Record) -> None:
-        """Receives a training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more."""
+        """Receives a training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more.
+
+        Args:
+            record: name → value. ``elapsed_s`` is the seconds of the run so far, and ``rss_bytes`` the memory of this process.
+        """
         return
 
     def on_evaluation(self, record: Record) -> None:
-        """Receives an evaluation line of ``metrics.jsonl``: ``step``, ``split``, ``auc``, ``logloss`` and more."""
+        """Receives an evaluation line of ``metrics.jsonl``: ``step``, ``split``, ``auc``, ``logloss`` and more.
+
+        Args:
+            record: name → number, or the name of the data for ``split``. An undefined metric is None.
+        """
         return
 
     def on_end(self, summary: Record | None) -> None:
@@ -128,8 +140,8 @@ class MLflow(_Tracker):
         params: more parameters, for example ``{"lr": 0.1}``; they replace options of the same name.
 
     Raises:
-        ConfigError: mlflow is not installed. From each method: MLflow refused the values, or its server does not
-            answer.
+        ConfigError: mlflow is not installed. Methods also raise it if MLflow refused the values, or if its server does
+            not answer.
 
     Examples:
         >>> import girih
@@ -183,8 +195,11 @@ class MLflow(_Tracker):
 class WandB(_Tracker):
     """Logs records to Weights & Biases by step, named as in :class:`TensorBoard`; final metrics to its summary.
 
-    They go to the run that is active when training begins, else to a new run with the ``options`` of ``wandb.init``.
+    They go to the run that is active when training begins, else to a new run.
     The options of girih's config are added to the run's config, except names that it already has.
+
+    Args:
+        options: arguments of ``wandb.init`` for a new run.
 
     Raises:
         ConfigError: wandb is not installed.
