@@ -79,7 +79,9 @@ class TrainOptions(Options):
 
     Examples:
         >>> import girih
-        >>> options = girih.TrainOptions(epochs=3, precision="bfloat16", gauc_by="user", rank_at=[10])
+        >>> options = girih.TrainOptions(
+        ...     epochs=3, precision="bfloat16", gauc_by="user", rank_at=[10]
+        ... )
         >>> options.epochs, options.rank_at
         (3, (10,))
         >>> girih.TrainOptions(epoch=3)

@@ -39,9 +39,14 @@ class TwoTower(Model):
 
     Examples:
         >>> import girih
-        >>> features = [girih.Categorical(name="user", dim=8), girih.Categorical(name="item", dim=8)]
+        >>> features = [
+        ...     girih.Categorical(name="user", dim=8),
+        ...     girih.Categorical(name="item", dim=8),
+        ... ]
         >>> schema = girih.Schema(features, labels="clicked")
-        >>> model = girih.models.TwoTower(schema, user=["user"], similarity="cosine", temperature=0.05)
+        >>> model = girih.models.TwoTower(
+        ...     schema, user=["user"], similarity="cosine", temperature=0.05
+        ... )
         >>> model.item_features
         ('item',)
     """
