@@ -55,7 +55,7 @@ class TrainOptions(Options):
     Attributes:
         epochs: number of passes over the training data.
         max_steps: ends the run after this number of steps, regardless of the epoch; None means no limit.
-        seed: seed of initial rows, of shuffling and of the model's initial values.
+        seed: seed of initial rows. In a config also of shuffling and of the model's initial values.
         precision: "bfloat16" computes the dense half under autocast; parameters stay float32.
         dense_forward: "int8" computes the forward pass of linear layers with 8-bit integers, on CPUs; parameters, and the
             whole backward pass, stay float32 (HT §5.1, see :mod:`girih.dense.accel.int8`).
