@@ -24,10 +24,10 @@ TIERS_HELD = (("gpu",), ("dram",), ("dram", "ssd"), ("gpu", "dram"), ("gpu", "dr
 
 
 class StoreOptions(Options):
-    """Shards, and the memory that holds them.
+    """Options of the store: the number of shards, and the memory that holds rows.
 
     Attributes:
-        shards: number of parts of every table, by key; each part has one thread. Results do not depend on it, unless a
+        shards: number of parts of every table, by key, from 1 to 256; each part has one thread. Results do not depend on it, unless a
             table has ``max_rows``: then each shard holds its part of ``max_rows``, rounded up, and evicts rows within
             that part. None takes the number of torch threads in a trainer, and the number of cores elsewhere, at most
             8. If ``max_rows`` or ``reserve_rows`` limits the rows, None takes 1.
@@ -43,10 +43,20 @@ class StoreOptions(Options):
             or ``synchronous`` trains on GPUs and neither arena nor shards are set, and ``["dram"]`` otherwise.
         hot_rows: rows of all tables, in all processes, whose values stay in the upper tier. With three tiers, a list of
             two numbers.
-        flush_every_steps: steps between two choices of the hot rows, by how often rows were read. warm_up_steps: steps
-            before the first choice.
+        flush_every_steps: steps between two choices of the hot rows, by how often rows were read.
+        warm_up_steps: steps before the first choice.
         ssd_dir: a directory on the SSD; None takes ``tiers/`` in the run directory. Its files have no names, and end
             with their process.
+
+    Examples:
+        A million rows stay in memory. The others are on an SSD.
+
+        >>> import girih
+        >>> store = girih.StoreOptions(
+        ...     tiers=["dram", "ssd"], hot_rows=1_000_000, ssd_dir="/mnt/ssd"
+        ... )
+        >>> store.hot_rows_of, store.is_tiered
+        ({'dram': 1000000}, True)
     """
 
     owner = "store: "
