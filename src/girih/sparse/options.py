@@ -24,28 +24,29 @@ TIERS_HELD = (("gpu",), ("dram",), ("dram", "ssd"), ("gpu", "dram"), ("gpu", "dr
 
 
 class StoreOptions(Options):
-    """Shards, and the memory that holds them.
+    """The shards of tables, and the memory that holds them.
 
     Attributes:
-        shards: parts of every table, by key, one thread each. Results do not depend on their number, except
-            where a table has ``max_rows``: each shard holds its part of them, rounded up, and makes room in it.
-            None takes as many as torch has threads in a trainer, or as there are cores, at most 8; and one where rows are bounded, by ``max_rows``
-            or ``reserve_rows``.
-        arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory;
-            "shared" is shared memory, for embedding servers: it outlives a process that is killed. None takes
-            "shared" in embedding servers, "heap" elsewhere.
-        directory: for arena "file": the disk whose room they take; they have no names there and end with
-            the process, for it is checkpoints that keep rows.
-        reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
-        tiers: where values of rows lie, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory,
-            ``["gpu"]`` for rows in the memory of the GPU that a trainer uses, ``["gpu", "dram"]`` or ``["gpu", "dram", "ssd"]`` for
-            tables larger than that. None takes ``["gpu"]`` where strategy ``local`` or ``synchronous`` trains on GPUs
-            and neither arena nor shards are given, ``["dram"]`` elsewhere.
-        hot_rows: rows of all tables, in all processes, whose values stay in the upper tier, where there are two; a list of
-            two numbers where there are three.
-        flush_every_steps: how often these are chosen anew, by how often rows were read. warm_up_steps: steps before
-            they are chosen first.
-        ssd_dir: a directory on the SSD; None takes ``tiers/`` in the run directory. Its files have no names, and end
+        shards: the number of parts of every table, by key. Each has one thread. The number does not change results,
+            except for tables with ``max_rows``: each shard gets its part of the limit, rounded up, and evicts by this
+            part. None takes 1 if ``max_rows`` or ``reserve_rows`` limits the rows. Otherwise None takes, up to 8, the
+            number of torch's threads in a trainer, and the number of cores in other processes.
+        arena: the kind of memory. "heap" is private memory. "file" maps files below ``directory``, so that tables may
+            be larger than memory. "shared" is shared memory for embedding servers, which survives a killed process.
+            None takes "shared" in embedding servers, "heap" in other processes.
+        directory: for arena "file", a directory on the disk that holds the files. The files have no names and end
+            with the process, because checkpoints keep the rows.
+        reserve_rows: limits the rows of a group in each shard. None reserves the address space for the rows that
+            memory or the disk can hold.
+        tiers: the memory of rows' values, hot to cold. ``["dram"]``; ``["dram", "ssd"]`` for tables larger than memory;
+            ``["gpu"]`` for rows in the memory of the trainer's GPU; ``["gpu", "dram"]`` or ``["gpu", "dram", "ssd"]``
+            for tables larger than that. None takes ``["gpu"]`` if strategy ``local`` or ``synchronous`` trains on GPUs
+            and neither arena nor shards are set, otherwise ``["dram"]``.
+        hot_rows: with two tiers, the number of rows of all tables, in all processes, whose values stay in the upper
+            tier. With three tiers, a list of two numbers.
+        flush_every_steps: the number of steps after which the hot rows are chosen again, by the counts of their reads.
+        warm_up_steps: the number of steps before the first choice.
+        ssd_dir: a directory on the SSD; None takes ``tiers/`` in the run directory. The files have no names and end
             with their process.
     """
 
@@ -68,54 +69,56 @@ class StoreOptions(Options):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether rows are in GPU memory, or the hottest of them."""
+        """True if rows, or the hot rows, are in GPU memory."""
         return self.tiers is not None and self.tiers[0] == "gpu"
 
     @property
     def on_ssd(self) -> bool:
-        """Whether values of rows lie on an SSD."""
+        """True if an SSD holds values of rows."""
         return self.tiers is not None and self.tiers[-1] == "ssd"
 
     @property
     def device(self) -> str | None:
-        """The device of groups whose rows are kept so, "cpu" or "gpu", as a plan names it; None leaves it to the plan."""
+        """The device of groups with this storage, "cpu" or "gpu". None leaves the choice to the plan."""
         if self.tiers is None and self.arena is None and self.shards is None:
             return None
         return "gpu" if self.on_gpu else "cpu"
 
     @property
     def is_tiered(self) -> bool:
-        """Whether values of rows lie in several tiers."""
+        """True if several tiers hold values of rows."""
         return self.tiers is not None and len(self.tiers) > 1
 
     @property
     def hot_rows_of(self) -> dict[str, int]:
-        """Hot rows of every tier but the last."""
+        """The number of hot rows of every tier except the last."""
         numbers = self.hot_rows if isinstance(self.hot_rows, tuple) else (self.hot_rows or 0,)
         return dict(zip((self.tiers or ())[:-1], numbers, strict=False))
 
     @property
     def why_not_kept(self) -> str:
-        """Why rows end with an embedding server's process, and which option would change that; "" where they outlive it."""
+        """The reason why rows end with an embedding server, and the option that would keep them. "" if they survive."""
         if self.is_tiered:
-            return f"its rows ended with it, as store.tiers = {list(self.tiers or ())}: only tiers = ['dram'] is kept"
+            return f"its rows ended with it, since store.tiers = {list(self.tiers or ())}; only tiers = ['dram'] is kept"
         if self.arena not in (None, "shared"):
-            return f"its rows ended with it, as store.arena = {self.arena!r}: only arena = 'shared' is kept"
+            return (
+                f"its rows ended with it, since store.arena = {self.arena!r}; only arena = 'shared' is kept"
+            )
         return ""
 
     @property
     def why_not_numbered(self) -> str:
-        """Why rows cannot tell a push that comes again, and which option would change that; "" where they can."""
+        """The reason why shards cannot recognize resent pushes, and the option that would help. "" if they can."""
         if self.is_tiered or self.on_gpu:
-            return f"pushes that come again are told apart by rows in one memory of the host, not with store.tiers = {list(self.tiers or ())}"
+            return f"servers recognize resent pushes only with store.tiers = ['dram'], not {list(self.tiers or ())}"
         return ""
 
     def moved_to(self, device: Literal["gpu"]) -> StoreOptions:
-        """The same, with rows in the memory of a device."""
+        """Returns these options with the rows in the memory of a device."""
         return replace(self, tiers=(device,))
 
     def within(self, run: Path | None) -> StoreOptions:
-        """The same, with a directory for tiers that have none: in that of the run, if there is one."""
+        """Returns these options with an SSD directory: by default, a folder of the run directory if there is one."""
         if not self.on_ssd or self.ssd_dir is not None or run is None:
             return self
         return replace(self, ssd_dir=str(run / TIERS))
@@ -145,10 +148,10 @@ class StoreOptions(Options):
             )
 
     def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
-        """Number of shards that all these groups have in one process.
+        """Returns the number of shards that each of these groups has in one process.
 
         Args:
-            threads: for shards, where their number is free; None takes the cores of this process.
+            threads: the number of shards if the options do not decide it; None takes the cores of this process.
         """
         if self.on_gpu:
             return 1
@@ -173,14 +176,15 @@ class StoreOptions(Options):
         """Opens one shard of a group.
 
         Args:
-            segment: begins the names of shared memory, which the caller removes; None where there is none.
+            segment: the prefix of the names of shared memory, which the caller removes. None if shared memory is not
+                available.
             hot_share: the group's part of the hot rows.
             gpu: see :class:`girih.sparse.spec.SparseSpec`.
-            attach: goes on with shared memory that is there, which :attr:`why_not_kept` says is possible.
+            attach: attaches to existing shared memory, which requires that :attr:`why_not_kept` is empty.
 
         Raises:
-            ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
-            StorageFullError: no memory or disk to begin with.
+            ConfigError: ``arena = "shared"`` comes without ``segment``, or an SSD tier has no directory.
+            StorageFullError: memory or disk is too small for an empty shard.
         """
         if self.is_tiered:
             heap, share = Heap(reserve_rows=self.reserve_rows), hot_share / num_shards
@@ -192,18 +196,18 @@ class StoreOptions(Options):
             return Store(spec, shard=shard, num_shards=num_shards, arena=there)
         if self.arena == "shared" and segment is None:
             raise ConfigError(
-                "store: arena = 'shared': is for embedding servers, as strategy 'hybrid' has them; use 'heap'"
+                "store: arena = 'shared': is for embedding servers, for example of strategy 'hybrid'; use 'heap'"
             )
         arena = self._arena(spec, shard, segment, attach=attach)
         store = Store(spec, shard=shard, num_shards=num_shards, arena=arena)
-        if isinstance(arena, File):  # the mapping keeps it; a name would outlive a process that is killed
+        if isinstance(arena, File):  # the mapping keeps the file; a name would survive a killed process
             os.unlink(arena.path)
         return store
 
     def _tiers(self, hot_share: float) -> Tiers:
         if self.ssd_dir is None:
             raise ConfigError(
-                f"store: tiers = {list(self.tiers or ())}: ssd_dir is missing, and there is no run directory to take; give"
+                f"store: tiers = {list(self.tiers or ())}: ssd_dir is missing, and there is no run directory; set it to"
                 " a directory on the SSD"
             )
         return Tiers(
@@ -234,7 +238,7 @@ class StoreOptions(Options):
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            text = f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another"
+            text = f"store: directory = {self.directory!r}: cannot be used ({error.strerror}); name another directory"
             raise disk_full(error, directory) or ConfigError(text) from None
         name = f"{spec.name}-{shard:04d}-{os.getpid()}.arena"
         return File(path=str(directory / name), reserve_rows=self.reserve_rows)

@@ -1,14 +1,14 @@
-"""Requests among trainers, loaders, embedding workers and embedding servers: the frames of the sparse half.
+"""The messages between trainers, loaders, embedding workers and embedding servers.
 
 A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W columns of a row, K keys, T tables.
 
-    loader  ─STORE_IDS──►  worker                  ids; answers the number it keeps them under (Persia §4.1, step 1)
-    trainer ─PULL──►  worker  ─LOOKUP──► server keys; answers rows; bags (steps 3 to 5)
-    trainer ─PUSH──►  worker  ─UPDATE──► server gradients of bags; of rows (steps 6 and 7)
-    trainer ─PEEK──►  worker  ─LOOKUP──► server ids; bags, for evaluation
-    trainer ─DROP──►  worker  ─DROP──► server a batch that will not be pushed
-    trainer ─BEGIN, NEXT, END──► loader       a pass over the data; a share of it without its ids
-    trainer ─RESUME, STORE_AGAIN──► loader    the same, where a loader or a worker came back
+    loader  ─STORE_IDS──►  worker                  ids; the reply is the number of the sample (Persia §4.1, step 1)
+    trainer ─PULL──►  worker  ─LOOKUP──► server    keys; the replies are rows, then bags (steps 3 to 5)
+    trainer ─PUSH──►  worker  ─UPDATE──► server    gradients of bags; gradients of rows (steps 6 and 7)
+    trainer ─PEEK──►  worker  ─LOOKUP──► server    ids; the reply is bags, for evaluation
+    trainer ─DROP──►  worker  ─DROP──► server      a batch that will not be pushed
+    trainer ─BEGIN, NEXT, END──► loader            a pass over the data; a share of a batch without its ids
+    trainer ─RESUME, STORE_AGAIN──► loader         the same, after the restart of a loader or a worker
 """
 
 from __future__ import annotations
@@ -30,40 +30,61 @@ from girih.store import Push
 from girih.store.memory.pushes import LANES
 
 NO_VERSION = -1
-"""The version before a snapshot."""
+"""Stands for the base version of a snapshot, which has none."""
 NO_TURN = -1
-"""The turn of a batch that was read ahead for nothing."""
+"""The turn of a batch that was pulled ahead and never trained on."""
 TOOK_NO_PART = (0, 0)
-"""Shape of the gradients of a group that took no part in the loss."""
+"""The shape of the gradients of a group that took no part in the loss."""
 
 
 KEYS_MISSING = 1
-"""Answer to an UPDATE whose rows this life of the server has not read: it is to be sent again, with its keys."""
+"""The reply to an UPDATE if this incarnation of the server has not read its rows. The worker resends it with keys."""
 
 
 class SparseVerb(IntEnum):
-    """Requests, with the integers and arrays of each:
+    """The kinds of requests.
 
-    STORE_IDS: (pass, trainer, share, examples); packed ids → (sample,). DROP_IDS: (pass, trainer, taken): samples of the pass from
-        that share on, for nobody pulls them.
-    PULL: (sample, trainer, number, step, answered: the trainer's batches before this number are applied or dropped) → (staleness,); the outputs of all groups, then bounds of sequences.
-    PEEK: (examples); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
-    LOOKUP: (sample, trainer, number, step, answered, train); of each group: lengths int64[T], keys, counts → (staleness,); rows;
-        in evaluations also whether each key of each group has no row, uint8[K].
-    UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none; then, to a server that came
-        back, of each group: lengths, keys → (), or (KEYS_MISSING,).
-    DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never
-        trained on.
-    To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
-    labels, weight, text of the position after it, weights of examples if any, weights of labels with their scale
-        if any; or (0,); text of skipped rows.
-    END: (pass, trainer, taken): so many shares are pulled, or will be, and no more.
-    RESUME: (pass, trainer, share); text, to a loader that came back: the rest of the pass, from that share on, for this trainer.
-    STORE_AGAIN: (pass, trainer, share); text (where its batch begins): the worker that kept its ids came back without them → (worker, sample).
-    RESET: trainers restart; the server drops batches that earlier ones began → (updates lost by this, or by an earlier one; the last step).
-    STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
-    HAS_CHANGES: (version) → (whether all shards know what changed since then). SEGMENT: (number, the version it is to be applied to, or NO_VERSION for
-        all rows); text (the segment's address) → (). SEND: (whether all rows, whether to write) → text (facts of parts).
+    The lists below give a request's integers; then its arrays; and after → the integers and arrays of the reply.
+
+    To embedding workers:
+
+    - STORE_IDS: (pass, trainer, share, examples); packed ids → (sample,). Keeps the ids of a share.
+    - DROP_IDS: (pass, trainer, taken) → (). Forgets the samples of the pass from share ``taken`` on. Nobody will pull
+      them.
+    - PULL: (sample, trainer, number, step, answered) → (staleness,); the outputs of all groups, then bounds of
+      sequences. The trainer's batches before number ``answered`` are applied or dropped.
+    - PEEK: (examples,); packed ids → the same as for PULL.
+    - PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
+    - DROP: (sample, trainer, number, turn) → (). The worker sends it on to its servers. The turn is NO_TURN if the
+      batch was never trained on.
+
+    To embedding servers:
+
+    - LOOKUP: (sample, trainer, number, step, answered, train); of each group: lengths int64[T], keys, counts →
+      (staleness,); rows. In evaluations the reply also has uint8[K] for each group: 1 for keys without a row.
+    - UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none →
+      (), or (KEYS_MISSING,). A restarted server also needs of each group: lengths, keys.
+    - RESET: () → (lost updates of all resets, last step). Trainers restart, and the server drops the batches that the
+      earlier trainers began.
+    - STATS: (with spans) → text.
+    - SAVE: text (address of the checkpoint) → ().
+    - WRITE: (whether to write) → text (facts of parts).
+    - LOAD: text (address, parts) → ().
+    - HAS_CHANGES: (version) → (whether all shards know their changes since this version).
+    - SEGMENT: (number, base version or NO_VERSION for all rows); text (address of the segment) → ().
+    - SEND: (whether all rows, whether to write) → text (facts of parts).
+
+    To loaders:
+
+    - BEGIN: (pass, trainer); text (epoch, position) → (). Begins a pass.
+    - NEXT: (pass, trainer, number of the share) → (1, worker, sample, examples of the whole batch); numeric, labels,
+      weight, text of the position after the share, then optional arrays: weights of examples, weights of labels with
+      their scale. After the last share → (0,); text of skipped rows.
+    - END: (pass, trainer, taken) → (). The trainer pulls the first ``taken`` shares of the pass and no more.
+    - RESUME: (pass, trainer, share); text (epoch, position) → (). A restarted loader serves the rest of the pass, from
+      this share on, to this trainer.
+    - STORE_AGAIN: (pass, trainer, share); text (start of the share's batch) → (worker, sample). The worker that kept
+      the ids restarted without them.
     """
 
     STORE_IDS = 1
@@ -95,12 +116,13 @@ NO_ROWS = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class BatchCodec:
-    """Encoding of what trainers, loaders and embedding workers write to each other.
+    """Encodes ids, embeddings and gradients for messages between trainers, loaders and embedding workers.
 
     Attributes:
-        pooled: bool[F] as a tuple, features whose order within a bag does not matter.
-        compress_ids: ids as unique ids with the examples they are in, without loss.
-        float16_embeddings, float16_gradients: vectors as float16 with a scale each, with a small loss.
+        pooled: bool[F] as a tuple: True for features whose ids may change their order within a bag.
+        compress_ids: sends each unique id once, with the examples that contain it. Lossless.
+        float16_embeddings, float16_gradients: sends vectors as float16 with a scale for each vector. Loses some
+            precision.
     """
 
     pooled: tuple[bool, ...]
@@ -114,7 +136,7 @@ class BatchCodec:
         return cls(tuple(SEQUENCE not in needs.get(f.name, ()) for f in schema.sparse), **options)
 
     def pack_ids(self, batch: Batch) -> Arrays:
-        """Packs a batch for :meth:`unpack_ids`: ids, bounds of bags, and weights where there are any."""
+        """Packs a batch for :meth:`unpack_ids`: ids, bounds of bags, and weights if the batch has weights."""
         if self.compress_ids and batch.num_examples:
             pooled = np.array(self.pooled)
             return row_codecs.pack(batch.ids, batch.offsets, batch.num_examples, pooled, batch.weights)
@@ -122,10 +144,10 @@ class BatchCodec:
         return plain if batch.weights is None else (*plain, np.ascontiguousarray(batch.weights))
 
     def unpack_ids(self, arrays: Arrays, num_examples: int) -> Batch:
-        """A batch of ids alone, copied out of a frame's arrays.
+        """Returns a batch with only the ids, copied from a frame's arrays.
 
         Raises:
-            WireError: what came is no batch of so many examples and these features.
+            WireError: the arrays are not a batch of ``num_examples`` examples with these features.
         """
         weights: NDArray[Any] | None
         if self.compress_ids and num_examples:
@@ -133,9 +155,7 @@ class BatchCodec:
         else:
             if len(arrays) not in (2, 3) or any(array.ndim != 1 for array in arrays):
                 shapes = [list(array.shape) for array in arrays]
-                raise WireError(
-                    f"ids of shapes {shapes}; expected ids, bounds, and weights where there are any"
-                )
+                raise WireError(f"ids of shapes {shapes}; expected ids, bounds, and optional weights")
             ids, offsets, *weights_or_none = (np.array(array) for array in arrays)
             weights = weights_or_none[0] if weights_or_none else None
         if (
@@ -159,7 +179,7 @@ class BatchCodec:
         return _packed(rows) if self.float16_embeddings else tuple(rows)
 
     def unpack_embeddings(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
-        """float32[..., D] each."""
+        """Returns float32[..., D] for each output."""
         return _unpacked(arrays) if self.float16_embeddings else list(arrays)
 
     def pack_gradients(self, gradients: Sequence[NDArray[np.float32] | None]) -> Arrays:
@@ -168,7 +188,7 @@ class BatchCodec:
         return _packed(rows) if self.float16_gradients else tuple(rows)
 
     def unpack_gradients(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32] | None]:
-        """float32[·, D] each, or None where an output took no part in the loss."""
+        """Returns float32[·, D] for each output, or None if the output took no part in the loss."""
         rows = _unpacked(arrays) if self.float16_gradients else arrays
         return [None if row.shape == NO_ROWS.shape else row.reshape(-1, row.shape[-1]) for row in rows]
 
@@ -183,10 +203,10 @@ def _unpacked(arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
 
 
 class DoneBatches:
-    """The batches of one trainer that are done: all before a number, and some behind it.
+    """The completed batches of one trainer: all batches before a number, and some later batches.
 
     Attributes:
-        all_before: that number.
+        all_before: all batches before this number are completed.
     """
 
     def __init__(self) -> None:
@@ -194,17 +214,17 @@ class DoneBatches:
 
     @property
     def count(self) -> int:
-        """The number of those that are done."""
+        """The number of completed batches."""
         return self.all_before + len(self._behind)
 
     def add(self, number: int) -> None:
-        """Notes one as done; once more is no more."""
+        """Marks one batch as completed. A repeated call changes nothing."""
         if number >= self.all_before:
             self._behind.add(number)
             self._advance()
 
     def reach(self, number: int) -> None:
-        """Notes all before a number as done."""
+        """Marks all batches before a number as completed."""
         if number > self.all_before:
             self.all_before = number
             self._behind = {other for other in self._behind if other >= number}
@@ -217,20 +237,20 @@ class DoneBatches:
 
 
 def push_of(num_senders: int, trainer: int, turn: int) -> Push:
-    """The name of a turn's push."""
+    """Returns the name of a turn's push."""
     num_lanes = LANES // num_senders
     sender = trainer if num_senders > 1 else 0
     return Push(sender * num_lanes + turn % num_lanes, turn + 1)
 
 
 def why_resent_pushes_clash(num_senders: int, staleness: int) -> str:
-    """Why resent pushes could not be recognized, and which option would change that; "" if they can."""
+    """Returns why a server cannot recognize resent pushes, and the option that would allow it. Returns "" if it can."""
     most = LANES // num_senders - 1
     if most < 0:
         return (
-            f"pushes that come again are told apart for {LANES} trainers at most where each goes on its own, not"
-            f" {num_senders}; strategy 'hybrid' knows no such bound"
+            f"servers recognize resent pushes of at most {LANES} trainers that do not train in step, not"
+            f" {num_senders}; strategy 'hybrid' has no such limit"
         )
     if staleness > most:
-        return f"pushes that come again are told apart up to strategy.staleness = {most}, not {staleness}"
+        return f"servers recognize resent pushes up to strategy.staleness = {most}, not {staleness}"
     return ""
