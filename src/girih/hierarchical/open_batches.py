@@ -155,7 +155,7 @@ class OpenBatches:
             return self._streams_of(client, net)
 
     def streams_of(self, client: int) -> dict[int, GradientStreams]:
-        """The same by net, for the nets that have begun a batch."""
+        """The codecs by net, for the nets that have begun a batch."""
         with self._lock:
             return {net: streams for (its, net), streams in self._streams.items() if its == client}
 
