@@ -194,7 +194,7 @@ class OpenBatches:
     def _there(self, key: Key, batch: OpenBatch | None) -> OpenBatch:
         if batch is None:
             raise GirihError(
-                f"{self._server}: net {key[1]} of a trainer has no batch {key[2]} here; batches are dropped"
+                f"{self._server}: net {key[1]} of a trainer has no batch {key[2]} on this server; batches are dropped"
                 f" without a connection for {self._patience_s:.0f} s; go on with --resume"
             )
         return batch

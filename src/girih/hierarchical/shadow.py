@@ -63,7 +63,7 @@ class Shadow:
         """Counts a step of this replica. Thread-safe. Never waits for a round.
 
         Raises:
-            GirihError: a round failed.
+            GirihError: a round has failed.
         """
         with self._changed:
             if self._failure is not None:

@@ -313,7 +313,7 @@ class OpenRun:
                 closing.callback(self.publisher.close)
 
     def live(self) -> dict[str, LiveNumber]:
-        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`. It counts its share of each batch."""
+        """Numbers for :meth:`girih.telemetry.stats.Stats.watch`: steps, this trainer's examples, and refused steps."""
         state = self.state
         return {
             "steps": state.step,
@@ -543,8 +543,8 @@ class TrainingRun(OpenRun):
 def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, object]:
     """Returns ``predicted_samples_per_s`` and its source, a calibration or the first steps.
 
-        Returns None and the reason if the speed is unknown.
-        """
+    Returns None and the reason if the speed is unknown.
+    """
     speed = plan.predicted.get("speed")
     if speed is not None:
         return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}

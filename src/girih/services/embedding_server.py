@@ -313,7 +313,7 @@ class EmbeddingServer(Service):
 
     def on_save(self, request: Request) -> None:
         """See :class:`SparseVerb`."""
-        self._end_save("save")  # a client may have left a save, if it got no reply to the request that began it
+        self._end_save("save")  # left by a client that got no reply to its request to save
         whole = self._saves.get(_segment_name(is_whole=True))
         if whole is not None and not isinstance(whole, ShardsSave):
             whole.wait_copied()

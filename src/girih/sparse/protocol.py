@@ -66,7 +66,6 @@ class SparseVerb(IntEnum):
       (), or (KEYS_MISSING,). A restarted server also needs of each group: lengths, keys.
     - RESET: () → (lost updates of all resets, last step). Trainers restart, and the server drops the batches that the
       earlier trainers began.
-    - STATS: (with spans) → text.
     - SAVE: text (address of the checkpoint) → ().
     - WRITE: (whether to write) → text (facts of parts).
     - LOAD: text (address, parts) → ().
@@ -85,6 +84,10 @@ class SparseVerb(IntEnum):
       this share on, to this trainer.
     - STORE_AGAIN: (pass, trainer, share); text (start of the share's batch) → (worker, sample). The worker that kept
       the ids restarted without them.
+
+    To all of them:
+
+    - STATS: (with spans) → text of a snapshot of the statistics.
     """
 
     STORE_IDS = 1

@@ -69,7 +69,7 @@ class AveragingLoad:
         copies: number of copies of the dense parameters. holders: processes that hold one copy: a trainer, or its
             group's servers.
         every_steps: steps of a trainer from one round to the next.
-        servers: number of dense servers; 0 with one copy, which needs no averaging.
+        servers: number of dense servers. It is 0 with one copy, which needs no averaging.
     """
 
     copies: int
@@ -177,7 +177,7 @@ def _pass_s(basis: Basis, threads: int) -> float:
 
 
 def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: float) -> StepCost:
-    """Returns the common part. At most as many workers handle rows in parallel as there are trainers or cores."""
+    """Returns the common part. The workers that handle rows in parallel are at most the trainers, and the cores."""
     sent = service.sent
     num_messages = (
         6 + 4 * service.servers

@@ -89,7 +89,7 @@ class HierarchicalGroup(Options):
         update_s_per_byte: core-seconds of the optimizer per byte of parameters, in each net's step.
         request_s: core-seconds of a request with its answer at both ends, regardless of the size.
         byte_s: core-seconds per byte on the wire at both ends together, without the codec.
-        average_every_examples: examples of the group between two rounds of averaging; None without averaging.
+        average_every_examples: examples of the group between two rounds of averaging. None without averaging.
         cores: core-seconds per second of all devices of the group together, or None if devices share no cores.
     """
 
