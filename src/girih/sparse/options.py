@@ -151,7 +151,7 @@ class StoreOptions(Options):
         """Returns the number of shards that each of these groups has in one process.
 
         Args:
-            threads: the number of shards if the options do not decide it; None takes the cores of this process.
+            threads: the number of shards, at most 8, if the options do not decide it; None takes the cores.
         """
         if self.on_gpu:
             return 1

@@ -24,7 +24,7 @@ class SparseSpec:
         first_order_optimizer: updates first-order weights; None takes ``optimizer``.
         store: the number of shards and their memory.
         seed: initial values are a function of it, the table's name, the id and the column.
-        threads: the number of shards of a process if ``store`` does not decide it; None takes the number of cores.
+        threads: the number of shards of a process, at most 8, if ``store`` does not decide it; None takes the cores.
         gpu: the number of the GPU for rows in GPU memory; None takes torch's current GPU.
         partition: group name → its tables, from the plan. None packs all tables with the same row layout together.
     """

@@ -229,7 +229,7 @@ class GpuBags:
     def weight_gradients(
         self, keys: GpuKeys, values: Tensor, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> Tensor:
-        """Returns float32[N], the gradients of the weights of ids, or 0 if no bag with a gradient has the id.
+        """Returns float32[N], the gradients of the weights of ids. Ids in no bag with a gradient get 0.
 
         Args:
             values: float32[·, W], the columns of keys at the time when bags were filled in.

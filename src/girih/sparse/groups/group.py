@@ -47,7 +47,7 @@ class GroupGradients:
         totals: float32[·, W], the gradient of each key, by key number. If ``terms_of`` is given: the gradients of
             outputs, which are not summed yet.
         nonfinite_key: a key with a gradient that is not finite, or -1.
-        terms_of: returns, for a shard's keys, the rows of ``totals`` that each key's gradient sums; None if
+        terms_of: returns, for a shard's keys, the rows of ``totals`` that each key's gradient sums. None if
             ``totals`` holds the sums.
     """
 

@@ -77,7 +77,7 @@ class Leaves:
         return Embeddings(tuple(blocks), sequences, tuple(first_order))
 
     def gradients(self) -> list[Any]:
-        """Returns float32[·, D] on the output's device, or None if the output took no part in the loss."""
+        """Returns each output's gradient, float32[·, D] on its device, or None if it took no part in the loss."""
         return list(map(_summed, self._arrays, self._leaves))
 
     def largest(self, gradients: Sequence[NDArray[np.float32] | Tensor | None]) -> Tensor:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 NO_AMOUNTS = sealed(np.empty(0, np.int32))
 FEW_IDS = 8192  # with fewer ids, one thread finishes before a second thread wakes
 COPIED_BYTES = 20 << 20  # up to this size, the rows of a batch are copied; more would not fit into the caches
-WIDE = 64  # narrower rows are copied beyond this size: following an address costs the same for any width
+WIDE = 64  # narrower rows are copied up to a larger size: following an address costs the same for any width
 
 
 @dataclass
