@@ -368,8 +368,8 @@ class Shards:
         num_ids, num_shards = of.sizes[0], len(self.stores)
         if num_ids * num_shards > kernels.MAX_NUMBER:
             raise ConfigError(
-                f"group {self.stores[0].spec.name}: received {num_ids:,} ids in one batch × {num_shards} shards; expected"
-                f" at most {kernels.MAX_NUMBER:,}: lower data.batch_size or store.shards"
+                f"group {self.stores[0].spec.name}: {num_ids:,} ids in one batch × {num_shards} shards, expected at"
+                f" most {kernels.MAX_NUMBER:,}: lower data.batch_size or store.shards"
             )
         inverse = self._buffers.take(np.int32, len(of.ids))
         if marked:
