@@ -74,13 +74,13 @@ class BMUF(MA):
 
 
 MOVING_RATE = 0.9
-"""β: with one round of each replica, the centre moves this far to their mean. Zhang et al.: α = β / replicas."""
+"""β: with one round of each replica, the centre moves by this part to their mean. Zhang et al.: α = β / replicas."""
 
 
 class EASGD:
     """x ← x − α (x − x̃) and x̃ ← x̃ + α (x − x̃), for one replica x after the other. x̃ is the centre.
 
-    Both move by the same amount, so the sum of all replicas and the centre stays the same.
+    Both change by the same amount, so the sum of all replicas and the centre stays the same.
 
     Args:
         rate: α; None takes 0.9 / ``num_replicas``.

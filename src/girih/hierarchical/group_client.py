@@ -179,7 +179,7 @@ class GroupClient:
             yield from unpack_entries(frame.arrays)
 
     def _send_entries(self, server: int, verb: GroupVerb, entries: Sequence[Entry]) -> None:
-        """Sends entries in as many frames as necessary, but at least one."""
+        """Sends entries in the necessary number of frames, and at least one frame."""
         begin = 0
         while not begin or begin < len(entries):
             fields = (int(not begin),) if verb == GroupVerb.RESTORE else ()

@@ -1,7 +1,7 @@
 """The dense half of a trainer in a group. The group's servers own its parameters and run parts of the net (HT §3.1).
 
-The trainer drives the loop. It runs the operators without parameters. For the others, it sends their inputs to their
-servers, forward and backward. Several nets of a trainer may run at the same time.
+The trainer drives the loop. It runs the operators without parameters. For operators with parameters, it sends the
+inputs to their servers, forward and backward. Several nets of a trainer may run at the same time.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class GroupedReplica:
         """Returns the state besides :meth:`state` that a resumed run needs. Empty except on one trainer.
 
         It holds the state of each server's random generator if its parts draw random numbers. If there is only one
-        net, it also holds the numbers that top-k left out. With several nets, no two runs are equal, and the numbers
-        of each net are as many as its activations.
+        net, it also holds the numbers that top-k left out. With several nets, runs are not reproducible anyway,
+        and the left-out numbers would be as large as the activations of all nets.
         """
         if not self._leads:
             return {}
@@ -199,12 +199,12 @@ class GroupedReplica:
             self._ranks.barrier()
 
     def check_loss(self) -> None:
-        """Refuses a loss that reads parameters: its gradients are on the trainer, but servers move the parameters."""
+        """Refuses a loss that reads parameters: its gradients are on the trainer, but servers update parameters."""
         for name, parameter in self.whole.named_parameters:
             if parameter.grad is not None:
                 parameter.grad = None
                 raise ConfigError(
-                    f"the model's loss reads parameter {name!r}, which group servers move; expected a loss of logits and of tensors"
+                    f"the model's loss reads parameter {name!r}, which group servers update; expected a loss of logits and of tensors"
                     " that forward leaves for it; use the parameter in forward, or set servers_per_group = 0"
                 )
 
@@ -284,7 +284,7 @@ class _PartitionedNet(BorrowedNet):
             self._set_mode(True)
 
     def take_step(self, vote: Vote, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
-        """Moves the parameters on the servers and waits. If the step is refused, drops the batch on the servers."""
+        """Updates the parameters on the servers and waits. If the step is refused, drops the batch on the servers."""
         put_back = super().take_step(vote, gradients, buffers)
         if vote.known_refused:
             self.on_servers.discard()
@@ -331,7 +331,7 @@ def recipe_of(whole: Replica, partitioned: Partitioned) -> OptimizerRecipe | Non
         for name, parameter in part.module.named_parameters():
             if parameter.requires_grad and name not in known:
                 raise ConfigError(
-                    f"part {part.name!r} has a parameter {name!r}, which the model lacks, so that no optimizer would move it;"
+                    f"part {part.name!r} has a parameter {name!r}, which the model lacks, so that no optimizer would update it;"
                     " expected a parameter of the model; set servers_per_group = 0"
                 )
     return OptimizerRecipe.of(whole.optimizer, whole.module, parts_of)
@@ -341,7 +341,7 @@ def check_moved(partition: nn.Module) -> None:
     """Refuses a net with parameters that would stay on trainers.
 
     Raises:
-        ConfigError: names the operator.
+        ConfigError: an operator with parameters would stay on trainers.
     """
     for name, _ in partition.named_parameters():
         operator = name.rpartition(".")[0] or "the model"

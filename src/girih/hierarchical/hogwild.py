@@ -1,4 +1,4 @@
-"""The dense half of a trainer with several nets that train at once, and with averaging in the background (HT §2.2).
+"""The dense half of a trainer with several nets that train at the same time, and background averaging (HT §2.2).
 
 Shapes: P numbers of all parameters together.
 """
@@ -78,12 +78,12 @@ class HogwildNet(BorrowedNet):
                 self.optimizer.state[mine] = other.optimizer.state[theirs]
 
     def follow(self, other: HogwildNet) -> None:
-        """Copies the options of another net's optimizer, which a schedule moves."""
+        """Copies the options of another net's optimizer, which a learning rate schedule changes."""
         if self is other or self.optimizer is None or other.optimizer is None:
             return
         for group, theirs in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
             group.update({name: value for name, value in theirs.items() if name != "params"})
-        # otherwise torch warns that a schedule moves an optimizer which never made a step
+        # otherwise torch warns of a schedule that steps before its optimizer
         other.optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
@@ -102,8 +102,8 @@ class HogwildReplica:
 
     Attributes:
         module: the module to evaluate and save.
-        first: the net whose optimizer a schedule moves, and whose state is saved.
-        optimizer: the first net's; None if there are no parameters.
+        first: the first net. A learning rate schedule changes its optimizer, and checkpoints have its state.
+        optimizer: the first net's optimizer, or None if there are no parameters.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class HogwildReplica:
         return {"staleness_max": max(self._staleness, default=0)}
 
     def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
-        """Statistics of the dense servers. Empty except on rank 0."""
+        """Returns statistics of the dense servers. The result is empty except on rank 0."""
         if self._shadow is None or not self._ranks.first:
             return {}
         return self._shadow.processes(spans=spans)
@@ -197,7 +197,7 @@ class HogwildReplica:
 
     @contextmanager
     def stepping(self, net: HogwildNet, learning: Set[str], *, moves: bool) -> Iterator[None]:
-        """Frames a step of a net, which is free again afterwards. A step that moves the parameters counts as a write.
+        """Surrounds a step of a net, and frees the net. A step that updates parameters counts as a write.
 
         Args:
             learning: names of the parameters that have a gradient.
@@ -224,7 +224,7 @@ class HogwildReplica:
         return net
 
     def _twin(self) -> HogwildNet:
-        """Makes another net over the same memory: that of parameters, of buffers, and of the optimizer's state."""
+        """Makes another net that shares the memory of parameters, buffers and optimizer state."""
         self.first._set_mode(True)  # it may have predicted last, but the copy must train
         twin = HogwildNet(replace(self._spec, module=twin_of(self.first.module)), self)
         twin.take_state(self.first)

@@ -1,8 +1,8 @@
 """The parts that a group server holds: one set of live parameters, and nets that compute on it at the same time.
 
-Nets move the parameters lock-free (Hogwild!, Recht et al. 2011; HT §3.1.1). Each net has separate Parameter objects
-over the same memory. Otherwise autograd would refuse a backward pass, because a Parameter moved since the forward
-pass.
+Nets update the parameters lock-free (Hogwild!, Recht et al. 2011; HT §3.1.1). Each net has separate Parameter objects
+over the same memory. Otherwise autograd would refuse a backward pass, because a Parameter changed since the
+forward pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SharedSteps:
 
     @contextmanager
     def moving(self, learning: Set[str]) -> Iterator[None]:
-        """Frames a step of these parameters (by name), which may overlap with other steps."""
+        """Surrounds a step of these parameters (by name), which may overlap with other steps."""
         if learning <= self._begun:
             yield
             return
@@ -116,7 +116,7 @@ class NetOnServer:
         self.modules, self.named, self.optimizer = modules, named, optimizer
 
     def nonfinite(self) -> str | None:
-        """The name of a parameter whose gradient holds a NaN or an infinity, or None."""
+        """The name of a parameter with NaN or infinity in its gradient, or None."""
         gradients = [each.grad for each in self.named.values() if each.grad is not None]
         if not gradients or torch.isfinite(torch.nn.utils.get_total_norm(gradients)):
             return None
@@ -141,7 +141,7 @@ class LiveParts:
     """Live parameters, buffers and optimizer state. Thread-safe.
 
     Args:
-        recipe: the recipe of the optimizer; None if no parameter moves.
+        recipe: the recipe of the optimizer, or None if no parameter is trained.
         averaged: whether evaluations and checkpoints use the values of the last :meth:`publish` instead of the live
             parameters.
     """
@@ -194,7 +194,7 @@ class LiveParts:
             buffer.copy_(part)
 
     def move(self, net: NetOnServer, options: Sequence[OptimizerOptions], scale: float = 1.0) -> None:
-        """Moves the live parameters by the gradients of a net. Other nets may do so at the same time.
+        """Updates the live parameters with the gradients of a net. Other nets may do so at the same time.
 
         Args:
             options: the current options of each group of the optimizer.
@@ -232,7 +232,7 @@ class LiveParts:
         """Refuses entries that :meth:`put` could only apply in part.
 
         Raises:
-            WireError: an entry for an unknown parameter or buffer, or with a different shape.
+            WireError: an entry names an unknown parameter or buffer, or has a different shape.
         """
         known = _tensors(self.modules, self._known_by)
         for name, key, value in entries:

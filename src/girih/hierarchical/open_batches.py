@@ -155,7 +155,7 @@ class OpenBatches:
             return self._streams_of(client, net)
 
     def streams_of(self, client: int) -> dict[int, GradientStreams]:
-        """The same by net, for the nets that have begun a batch."""
+        """The codecs by net, for the nets that have begun a batch."""
         with self._lock:
             return {net: streams for (its, net), streams in self._streams.items() if its == client}
 
@@ -194,7 +194,7 @@ class OpenBatches:
     def _there(self, key: Key, batch: OpenBatch | None) -> OpenBatch:
         if batch is None:
             raise GirihError(
-                f"{self._server}: net {key[1]} of a trainer has no batch {key[2]} here; batches are dropped"
+                f"{self._server}: net {key[1]} of a trainer has no batch {key[2]} on this server; batches are dropped"
                 f" without a connection for {self._patience_s:.0f} s; go on with --resume"
             )
         return batch

@@ -25,7 +25,7 @@ class OptimizerRecipe:
     Attributes:
         kind: the class.
         groups: the options of each of its groups of parameters.
-        group_of: name of a parameter → its group's number; the optimizer does not move other parameters.
+        group_of: name of a parameter → its group's number; the optimizer does not update other parameters.
         known_by: other names of parameters that the model has at several places → their names in ``group_of`` and in
             checkpoints.
     """
@@ -42,14 +42,14 @@ class OptimizerRecipe:
         module: nn.Module,
         parts_of: Mapping[str, Sequence[str]] | None = None,
     ) -> OptimizerRecipe | None:
-        """Makes the recipe of an optimizer of a module's parameters. None if there is no optimizer.
+        """Makes the recipe of an optimizer of a module's parameters. Returns None if there is no optimizer.
 
         Args:
             parts_of: name of a split parameter → names of its parts.
 
         Raises:
-            ConfigError: the class is neither from ``torch.optim`` nor girih's; or the optimizer moves other
-                parameters; or it would move a part differently from the whole parameter.
+            ConfigError: the class belongs neither to ``torch.optim`` nor to girih; or the optimizer updates other
+                parameters; or it would update a part differently from the whole parameter.
         """
         if optimizer is None:
             return None
@@ -80,7 +80,7 @@ class OptimizerRecipe:
         return cls(kind, options_of(optimizer), group_of, other_names(module))
 
     def made(self, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer | None:
-        """Makes an optimizer of some parameters, by their names in the whole model. None if it moves none of them.
+        """Makes an optimizer of some parameters, by their names in the whole model. Returns None if it updates none.
 
         It has all groups, even empty ones, so that their numbers stay the same.
         """

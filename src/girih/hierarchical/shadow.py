@@ -1,7 +1,7 @@
 """Averaging in the background: a thread exchanges live parameters with dense servers.
 
-This is ShadowSync (Zheng et al., arXiv 2003.03477). The thread reads the parameters while nets move them, and adds the
-servers' answers to them. So updates that nets make meanwhile stay.
+This is ShadowSync (Zheng et al., arXiv 2003.03477). The thread reads the parameters while nets update them, and adds
+the servers' answers to them. So updates that nets make meanwhile stay.
 
 Shapes: P numbers of all parameters together.
 """
@@ -63,7 +63,7 @@ class Shadow:
         """Counts a step of this replica. Thread-safe. Never waits for a round.
 
         Raises:
-            GirihError: a round failed.
+            GirihError: a round has failed.
         """
         with self._changed:
             if self._failure is not None:
@@ -89,7 +89,7 @@ class Shadow:
     def meet(self, buffers: Sequence[Tensor] = ()) -> tuple[F32, F32]:
         """Returns the model of all replicas. All replicas must call it, while none of them trains.
 
-        The replicas keep their parameters. No round is under way from here until the next step.
+        The replicas keep their parameters. No round is under way from this call until the next step.
 
         Args:
             buffers: the floating-point buffers, Q numbers together.
@@ -169,7 +169,7 @@ def check_averaged(named: Iterable[tuple[str, Tensor]]) -> None:
     """Refuses parameters that cannot be averaged.
 
     Raises:
-        ConfigError: names a parameter that is not float32.
+        ConfigError: a parameter is not float32. The error names it.
     """
     for name, parameter in named:
         if parameter.dtype != torch.float32:

@@ -31,7 +31,7 @@ class BatchOnServers:
         streams: the codecs of the net's gradients.
 
     Attributes:
-        refusal: the name of a parameter on the servers whose gradient is NaN or infinite.
+        refusal: the name of a parameter on the servers with a gradient that is NaN or infinite.
     """
 
     def __init__(self, group: GroupClient, net: int, number: int, streams: GradientStreams) -> None:
@@ -59,7 +59,7 @@ class BatchOnServers:
         return norms
 
     def apply(self, options: tuple[OptimizerOptions, ...], scale: float = 1.0) -> None:
-        """Moves the parameters on the servers by the gradients times ``scale``. Returns when all have moved."""
+        """Updates the parameters on the servers with the gradients times ``scale``. Returns when all are done."""
         self._ask(GroupVerb.APPLY, as_text((options, scale)))
         self._streams.apply()
 
@@ -90,7 +90,7 @@ class BatchOnServers:
     def backward(
         self, numbers: list[int], names: list[str], gradients: list[list[Tensor | None]]
     ) -> list[list[Tensor | None] | None]:
-        """Gradients of the inputs of each part. None for a part whose outputs took no part in the loss."""
+        """Returns the gradients of the inputs of each part, or None if the part's outputs took no part in the loss."""
         waiting = [
             self._group.backward((self._net, self._number, number), name, given, self._streams.of(name))
             for number, name, given in zip(numbers, names, gradients, strict=True)

@@ -134,7 +134,7 @@ def pack(tensors: Sequence[Tensor | None], take: Take, coders: Coders | None = N
         coders: the coders of float32 and bfloat16 tensors, used if they make a tensor smaller.
 
     Raises:
-        WireError: a tensor of another dtype, or of more than 8 dims.
+        WireError: a tensor has an unsupported dtype, or more than 8 dims.
     """
     described = np.zeros((len(tensors), 4 + MOST_DIMS), np.int64)
     arrays: list[NDArray[Any]] = [described]
@@ -180,7 +180,7 @@ def num_bytes(arrays: Sequence[NDArray[Any]]) -> int:
 
 
 def _coded(number: int, tensor: Tensor, coders: Coders | None) -> tuple[int, tuple[NDArray[Any], ...]]:
-    """The number of the codec and its message. 0 and nothing if the tensor is sent without a codec."""
+    """Returns the number of the codec and its message, or 0 and no message if the tensor is sent without a codec."""
     if coders is None or tensor.dtype not in _CODED:
         return 0, ()
     coder = coders(number)
@@ -254,7 +254,7 @@ class GroupVerb(IntEnum):
     - LOAD_EXTRA_STATE: text, packed tensors → ().
     - STATS: (with spans) → text of a snapshot. The first server adds snapshots of dense servers by title.
     - BEGIN: () → (): the averaging of groups begins with these parameters.
-    - MEET: () → (), once all groups have met: from here to the next meeting, evaluations and STATE use the model of
+    - MEET: () → (), once all groups have met: from this meeting to the next, evaluations and STATE use the model of
       all groups.
     - LEAVE: () → (): this trainer makes no step before the next meeting. Rounds of averaging do not wait for a group
       whose trainers have all left.

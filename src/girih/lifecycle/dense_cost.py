@@ -36,9 +36,10 @@ def measure_dense_cost(
 ) -> DenseCost | None:
     """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
 
-    All trainers call it and compute at the same time, the same as in training. All use the result of rank 0. Memory counts
-    what autograd saves, each storage once, without parameters and rows, which exist anyway. Time is that of a fast
-    run, see :func:`_now`. A line through a small and a large pass separates the cost of a pass from that of an example.
+    All trainers call it and compute at the same time, the same as in training. All use the result of rank 0. Memory
+    counts the tensors that autograd saves, each storage once. It does not count parameters and rows, which exist
+    anyway. Time is the time of a fast run, see :func:`_now`. A line through a small and a large pass separates the cost
+    of a pass from that of an example.
 
     Args:
         examples: number of examples in the larger pass.
@@ -47,7 +48,7 @@ def measure_dense_cost(
         None if there are fewer than three examples.
 
     Raises:
-        DataError: a bad row.
+        DataError: a row is not valid.
     """
     hosts = ranks.hosts()
     memory = memory_bytes(dense.device) / max(1, hosts.count(hosts[0]))
@@ -124,7 +125,7 @@ def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> Dense
 
 
 def _first_examples(data: Dataset, count: int) -> Batch | None:
-    """Returns the first examples in file order; None if there are too few."""
+    """Returns the first examples in file order, or None if there are too few."""
     batch = next(iter(data.in_order().batches(0)), None)
     if batch is None or batch[0].num_examples <= FEW:
         return None
@@ -133,7 +134,10 @@ def _first_examples(data: Dataset, count: int) -> Batch | None:
 
 @contextmanager
 def _copied(dense: DenseSpec) -> Iterator[nn.Module]:
-    """Yields a copy of the model, whose gradients and running moments may change. Afterwards, restores the random state."""
+    """Yields a copy of the model.
+
+    Its gradients and running moments may change. Afterwards, restores the random state.
+    """
     devices = [dense.device] if dense.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         yield copy.deepcopy(dense.module).to(dense.device)
@@ -167,7 +171,10 @@ def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: E
 def _seconds(
     module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings
 ) -> tuple[float, float]:
-    """Returns seconds of a fast pass, and its busy threads by processor time, as other processes do not count; first quartiles."""
+    """Returns the first quartiles of a pass's seconds, and of its busy threads.
+
+    The threads are counted by processor time, so other processes have no effect.
+    """
     inputs, numeric = _inputs(dense, batch, embeddings)
     passes_s: list[float] = []
     busy: list[float] = []
@@ -190,9 +197,10 @@ def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Emb
 
 
 def _now(device: torch.device) -> float:
-    """Returns a GPU's wall-clock time; on a CPU the processor time of this thread, which takes part in the whole pass.
+    """Returns the wall-clock time for a GPU, and the processor time of this thread for a CPU.
 
-    The run's other processes start at the same time, and import torch. By wall clock, a pass took 2.4 times as long.
+    This thread takes part in the whole pass. The run's other processes start at the same time, and import torch. By
+    wall clock, a pass took 2.4 times as long.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,7 @@
-"""Begins a run with the weights of an earlier one: rows by table, dense parameters by name and shape. The rest is new."""
+"""Begins a run with the weights of an earlier one: rows by table, dense parameters by name and shape.
+
+The rest is new.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ def rows_that_fit(loaded: LoadedCheckpoint, groups: Sequence[Group], inherited: 
 
 
 def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, inherited: Inherited) -> None:
-    """Replaces dense parameters and buffers by those with the same name and shape in the checkpoint. Keeps the optimizer."""
+    """Replaces dense parameters and buffers with the checkpoint's values of equal name and shape.
+
+    Keeps the optimizer.
+    """
     state = dense.state()
     theirs: Mapping[str, Any] = loaded.dense["model"]
     model: dict[str, Any] = dict(state["model"])
@@ -121,7 +127,7 @@ def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, inherited: Inheri
 def moments_of(loaded: LoadedCheckpoint, schema: Schema, inherited: Inherited) -> dict[str, object]:
     """Returns the checkpoint's moments of features to standardize, for :meth:`NormalizationStats.to_dict`: parameters depend on them.
 
-    They stay. The new data are only measured for features that the earlier run lacks, or transforms differently.
+    The moments stay. The new data are only measured for features that the earlier run lacks, or transforms differently.
     """
     theirs = {feature.name: feature for feature in loaded.schema.numeric}
     saved = {} if loaded.normalization is None else loaded.normalization.to_dict()

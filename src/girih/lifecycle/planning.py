@@ -265,7 +265,7 @@ def measure_access(data: Dataset, spec: SparseSpec, num_trainers: int) -> Access
     """Measures the access profile on the first batches in file order, from their ids.
 
     Raises:
-        DataError: a bad row.
+        DataError: a row is not valid.
     """
     groups = spec.groups()
     if not groups:  # only numeric features
@@ -364,7 +364,10 @@ def measured_pass(
 
 @contextmanager
 def threads_of(num_trainers: int, machines: int = 1) -> Iterator[None]:
-    """Sets torch's threads to the number of each of ``num_trainers`` on ``machines`` like this one; restores it afterwards."""
+    """Sets torch's threads to the share of each of ``num_trainers`` on ``machines`` like this one.
+
+    Restores the number afterwards.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, max(1, before * machines // num_trainers)))
     try:
@@ -392,7 +395,7 @@ def place_net(
 ) -> PlacedNet:
     """Tags the operators of a model with devices. If the plan has a tagging, only checks it.
 
-    One trainer does this, since it depends on this machine's memory. If ``facts`` lack the optimizer's cost, it is counted here.
+    One trainer does this, since it depends on this machine's memory. Counts the optimizer's cost if ``facts`` lack it.
 
     Args:
         strategy: a strategy that ``places_operators``.
@@ -468,7 +471,7 @@ class RunPlanner:
         return self.priced(plan, strategy)
 
     def priced(self, plan: Plan, strategy: Strategy) -> Plan:
-        """Returns the plan with its predicted speed, from what was measured for the run's plan."""
+        """Returns the plan with its predicted speed, from the measurements for the run's plan."""
         if self._priced_by is None or self.calibrated is None:
             return plan
         ranks, predicted = self.context.ranks, None
@@ -482,7 +485,7 @@ class RunPlanner:
     def step_cost(
         self, plan: Plan, strategy: Strategy, train: Dataset, calibration: Calibration
     ) -> StepCost | None:
-        """Predicts the cost of a step on these data on this machine, on rank 0; None if it cannot be predicted."""
+        """Predicts the cost of a step on these data on this machine, on rank 0, or None if it cannot be predicted."""
         halves = self.context.sparse.following(plan), self.context.dense
         facts = measured(self.facts, calibration, train, *halves, self.context.ranks)
         if not self.context.ranks.first:
@@ -493,7 +496,10 @@ class RunPlanner:
         return None if prediction is None else prediction.cost
 
     def _placed(self, plan: Plan, strategy: Strategy, facts: Facts) -> tuple[Plan, Facts]:
-        """Adds a tagging to the plan on all trainers, and to rank 0's facts. Drops an earlier run's tagging if it does not fit."""
+        """Adds a tagging to the plan on all trainers, and to rank 0's facts.
+
+        Drops an earlier run's tagging if it does not fit.
+        """
         if self.context.ranks.first:
             halves = self.context.sparse, self.context.dense
             try:

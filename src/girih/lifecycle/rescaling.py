@@ -1,8 +1,9 @@
 """Adds and removes processes while a run trains: the trainers' side.
 
-Requests are files in the run directory. The first trainer reads a request between two steps and stops all trainers, the same
-as a signal does. Then nothing is in flight. If the number of embedding servers changes, rows move through a checkpoint to the new
-servers, the same as when a run ends and resumes. If the number of trainers changes, the run ends and resumes (decision 0061).
+Requests are files in the run directory. The first trainer reads a request between two steps and stops all trainers, the
+same as a signal does. Then no request is in flight. If the number of embedding servers changes, a checkpoint carries
+rows to the new servers, the same as when a run ends and resumes. If the number of trainers changes, the run ends and
+resumes (decision 0061).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Scaling:
     Attributes:
         counts: role → number of processes.
         restarts_all: whether all processes restart, including trainers.
-        rows_move: whether rows move to other embedding servers.
+        rows_move: whether embedding servers change, so that rows are copied to new servers.
     """
 
     counts: Mapping[str, int]
@@ -165,7 +166,10 @@ class Rescaling(StepHook):
             scale_requests.refuse(self._run, request, "the run has done its last step, or must stop")
 
     def _make_autoscaler(self, strategy: Strategy) -> Autoscaler | None:
-        """Makes the autoscaler of a run, on rank 0. Returns None on other ranks, or if no number scales automatically."""
+        """Makes the autoscaler of a run, on rank 0.
+
+        Returns None on other ranks, or if no number scales automatically.
+        """
         options = self._processes.options
         if not options.autoscale:
             return None
@@ -193,7 +197,7 @@ class Rescaling(StepHook):
         )
 
     def _note_scaled(self, run: Path, request: ScaleRequest, plan: Plan, step: int) -> None:
-        """Records that the requested number of processes is there, and how it changed."""
+        """Records that the requested number of processes runs, and the change of the number."""
         if request.begun is None:
             request = scale_requests.begin(
                 run, request, step, {role: plan.roles[role] for role in request.counts}
@@ -235,12 +239,12 @@ def rescaled(
     saved: Storage | None,
     num_updates: int,
 ) -> tuple[Strategy, Plan, Session]:
-    """Changes the processes besides the trainers, moves rows, and returns the new strategy, plan and session.
+    """Changes the processes besides the trainers, copies rows to them, and returns the new strategy, plan and session.
 
     The plan predicts no speed, because the old prediction was for other numbers of processes.
 
     Args:
-        saved: the checkpoint made now, if rows move. num_updates: number of updates that this trainer has made.
+        saved: the checkpoint made now, if rows are copied. num_updates: number of updates that this trainer has made.
     """
     changed_strategy = strategy.with_counts(scaling.counts)
     count_options = strategy.capabilities.scalable_roles

@@ -54,14 +54,14 @@ from girih.training.summary import Events, features_of, summarize, timelines, wr
 
 @dataclass(kw_only=True)
 class OpenRun:
-    """A trainer's run, once planned: opened, restored, reported and closed. All trainers call its methods together.
+    """Opens, restores, reports and closes the run of a trainer. All trainers call its methods together.
 
     Attributes:
         saving: interval and place of checkpoints.
-        publishing: place and interval of segments; None publishes nothing.
+        publishing: place and interval of segments. None turns publishing off.
         plan: None until the session opens, unless the user gave a plan.
         calibrated: see :class:`RunPlanner`.
-        where: the config file, named in errors; None without one.
+        where: the config file, named in errors, or None if there is none.
         session: None until it opens.
         resumed: whether the run continues from a checkpoint.
         restarts_all: whether the run stopped to restart all processes in other numbers.
@@ -84,7 +84,7 @@ class OpenRun:
     restarts_all: bool = False
     _log: RunLog | None = None
     _read: LoadedCheckpoint | None = None
-    """The checkpoint whose rows were loaded only to be read."""
+    """The checkpoint from which rows were loaded only for reading."""
     _compiled_in_steps_s: float = 0.0
     _loaders: Mapping[str, StatsSnapshot] = field(default_factory=dict)
     _ended_loaders: dict[str, StatsSnapshot] = field(default_factory=dict)
@@ -223,7 +223,10 @@ class OpenRun:
         return newest
 
     def _go_on(self, loaded: LoadedCheckpoint, earlier: Plan | None) -> None:
-        """Continues the run of a checkpoint. Restores the dense half's extra state if the net is spread as in the earlier plan."""
+        """Continues the run of a checkpoint.
+
+        Restores the dense half's extra state if the net is spread as in the earlier plan.
+        """
         plan, session = self.opened()
         self.trainer_state.go_on(loaded, plan)
         if self.state.best_step is not None:
@@ -310,7 +313,7 @@ class OpenRun:
                 closing.callback(self.publisher.close)
 
     def live(self) -> dict[str, LiveNumber]:
-        """Numbers of this trainer for :meth:`girih.telemetry.stats.Stats.watch`. Examples are its share of each batch."""
+        """Numbers for :meth:`girih.telemetry.stats.Stats.watch`: steps, this trainer's examples, and refused steps."""
         state = self.state
         return {
             "steps": state.step,
@@ -486,7 +489,7 @@ class TrainingRun(OpenRun):
                 loop.run(until_epoch)
             session.detach_from_round()
             session.sparse.sync()  # resent messages may need this trainer's loader
-            self.ranks.finish()  # others may still need the loaders
+            self.ranks.finish()  # other trainers may still need the loaders
             self._loaders = feed.stats()
             loop.close()
             self.checkpoints.settle(wait=True)
@@ -538,7 +541,10 @@ class TrainingRun(OpenRun):
 
 
 def _predicted_speed(plan: Plan, first: FirstSteps | None, state: RunState) -> dict[str, object]:
-    """Returns ``predicted_samples_per_s`` and its source, a calibration or the first steps; None and the reason if unknown."""
+    """Returns ``predicted_samples_per_s`` and its source, a calibration or the first steps.
+
+    Returns None and the reason if the speed is unknown.
+    """
     speed = plan.predicted.get("speed")
     if speed is not None:
         return {"predicted_samples_per_s": speed["samples_per_s"], "predicted_from": speed["from"]}

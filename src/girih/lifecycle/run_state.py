@@ -38,7 +38,7 @@ class Normalizing:
     def __init__(self, schema: Schema, ranks: TrainerGroup) -> None:
         self.stats: NormalizationStats | None = None
         self._schema, self._ranks = schema, ranks
-        self._kept: Mapping[str, Any] = {}  # moments from the run whose weights this run began with
+        self._kept: Mapping[str, Any] = {}  # moments from the run from which this run took its first weights
 
     def known(self) -> NormalizationStats:
         """Returns the normalization, which is empty if no feature is standardized.
@@ -75,7 +75,10 @@ class Normalizing:
         return self.stats
 
     def inherit(self, loaded: LoadedCheckpoint, inherited: Inherited, train: Dataset | None) -> None:
-        """Keeps the normalization of these features from another run's checkpoint. Measures the rest if there are data."""
+        """Keeps the normalization of these features from another run's checkpoint.
+
+        Measures the rest if there are data.
+        """
         self._kept = moments_of(loaded, self._schema, inherited)
         if set(self._kept) == set(NormalizationStats.empty(self._schema).features):
             self.stats = NormalizationStats.from_dict(self._kept, self._schema)
@@ -91,7 +94,7 @@ class TrainerState:
     Attributes:
         learning_rate: the schedule of both halves, set when the session opens.
         progressive: None unless each batch is scored before it is trained on.
-        inherited: the checkpoint of another run whose weights this run began with, if any.
+        inherited: the checkpoint of another run from which this run took its first weights, if any.
     """
 
     schema: Schema
@@ -184,7 +187,7 @@ def _draw_alike(plan: Mapping[str, Any]) -> bool:
 def gather_random(
     ranks: TrainerGroup, device: torch.device, extra: Mapping[str, Tensor] | None = None
 ) -> list[dict[str, Tensor]]:
-    """Returns the state of each trainer's generators by rank, on rank 0; only this trainer's on other ranks.
+    """Returns the state of each trainer's generators by rank. Ranks except 0 get only their own state.
 
     Args:
         extra: the extra state of this trainer, see :class:`girih.training.session.Stateful`.
@@ -221,8 +224,8 @@ def restore_random(
     Args:
         device: the device of the dense half. If it is a GPU, its generator has its own state.
         alike: whether all trainers draw the same masks. Then all restore the state of rank 0.
-        were_alike: ``alike`` of the saved run. A trainer that was not in it, or drew the same masks as rank 0, keeps the
-            state that it starts a run with.
+        were_alike: ``alike`` of the saved run. A trainer that was not in it, or drew the same masks as rank 0, keeps
+            the state that it starts a run with.
     """
     if alike:
         rank = 0

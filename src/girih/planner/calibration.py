@@ -62,7 +62,7 @@ class CodecSpeed:
     """The time of a codec of activations or gradients on one core, per byte of the float32 message.
 
     Attributes:
-        pack_s_per_byte, unpack_s_per_byte: for a message of 1 MiB; with error feedback, its sums are included.
+        pack_s_per_byte, unpack_s_per_byte: for a message of 1 MiB. With error feedback, the times include its sums.
     """
 
     pack_s_per_byte: Positive
@@ -173,7 +173,10 @@ class Calibration:
         return replace(self, links=slower)
 
     def spread(self, machines: int) -> Calibration:
-        """Returns the calibration of several machines like this one. Processes and their work are spread evenly over them."""
+        """Returns the calibration of several machines like this one.
+
+        Processes and their work are spread evenly over them.
+        """
         return replace(self, machines=machines)
 
     def to_dict(self) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Predicts seconds of communication from calibrated links: the formulas of DES §3.2.3, and a step of each strategy.
 
-α, C: latency and bandwidth of a link. N: workers, here trainers. Nothing overlaps: these times ignore communication hidden
-behind computation, and the waiting of processes that share a core.
+α, C: latency and bandwidth of a link. N: workers, here trainers. Nothing overlaps: these times ignore communication
+hidden behind computation, and the waiting of processes that share a core.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ def synchronous_step(
 ) -> Mapping[str, float]:
     """Returns seconds of a step of ``synchronous``, by kind: AllToAlls for rows, AllReduces for dense gradients.
 
-    There is an AllToAll for numbers of keys, and one for keys. For each set of groups that travel together, there is one
-    for its rows in each micro-batch, and one for its gradients. There are two small AllReduces, for gradients and vote.
+    There is an AllToAll for numbers of keys, and one for keys. For each set of groups that travel together, there is
+    one for its rows in each micro-batch, and one for its gradients. There are two small AllReduces, for gradients and
+    vote.
     """
     others, rows = num_trainers - 1, links[ALL_TO_ALL]
     agreed = ring_s(_VOTE_BYTES, num_trainers, links[ALL_REDUCE])
@@ -141,7 +142,7 @@ def synchronous_step(
 def remote_step(
     sent: Traffic, num_trainers: int, links: Links, *, transport: str, in_step: bool
 ) -> Mapping[str, float]:
-    """Returns seconds of a step with tables in embedding servers, by kind. A worker asks all its servers at once.
+    """Returns seconds of a step with tables in embedding servers, by kind. A worker asks all its servers in parallel.
 
     Messages in sequence: ids to the worker, the pull request, keys to servers; rows, embeddings; gradients to the
     worker and to servers, and two empty answers.

@@ -37,10 +37,10 @@ class ModelFacts:
         num_parameters: numbers of the dense half.
         upper_parameters: parameters that belong to no operator's features, so that each trainer has them.
         upper_weights: the part of the upper parameters that is in matrix products.
-        last_bucket: numbers whose gradients come last in the backward pass, and travel together; None: all parameters.
+        last_bucket: the number of parameters in the bucket of gradients that is sent last. None: all parameters.
         operators: substitutable operators, in the order of declaration.
         not_substitutable: the reason why the model cannot be substituted, if it gives one.
-        optimizer: class of the dense optimizer, with its module; empty without parameters.
+        optimizer: class of the dense optimizer, with its module. Empty without parameters.
         loss_strategies: strategies that the model's own loss supports; None supports all.
     """
 
@@ -95,7 +95,8 @@ class DenseCost:
         memory_bytes: bytes that a trainer may use.
         pass_s: seconds per pass, forward and backward, without examples. example_s: seconds per example.
         update_s: seconds of a step of the optimizer.
-        busy_threads: threads that a pass keeps busy on average, at most those it has. None: not measured; counts as all.
+        busy_threads: threads that a pass keeps busy on average, at most those it has. None: not measured; counts as
+            all.
         parameter_copies: bytes per byte of parameters, with one gradient and the optimizer's state: 4 for Adam.
     """
 
@@ -150,23 +151,25 @@ class Facts:
 
     Attributes:
         num_trainers: number of trainers.
-        hosts: the host of each trainer, by rank, equal for trainers on one host; empty if unknown.
-        batch_size: examples per step over all trainers; None if no training data is known yet.
-        device: device of the dense half. rows_on: requested device of rows, "cpu" or "gpu"; None lets the strategy choose.
+        hosts: the host of each trainer, by rank, equal for trainers on one host. Empty if unknown.
+        batch_size: examples per step over all trainers, or None if no training data is known yet.
+        device: device of the dense half. rows_on: requested device of rows, "cpu" or "gpu"; None lets the strategy
+            choose.
         groups: tables by row layout, before a plan packs them.
         schedule: the options ``[schedule]``: packing and order of a step.
         global_batch_norm: whether batch norm uses the moments of all trainers' examples of a step.
         compile: whether torch compiles the dense half. clips: whether the norm of all dense gradients is bounded.
-        profile: the access profile of the first batches; None if unknown.
+        profile: the access profile of the first batches, or None if unknown.
         speeds: nominal speeds, for decisions of plans.
-        dense_cost: the cost of the model; None if unknown. For plans, it has no measured times.
+        dense_cost: the cost of the model, or None if unknown. For plans, it has no measured times.
         links: calibrated links, to predict times; no decision depends on them.
         calibration: the calibration of the machine, to predict a speed.
         threads: number of threads that a trainer computes with.
         graph: the model's operators, if group servers may run some. tagging, wire: their devices, and the codecs of
             activations and dense gradients by kind, if a plan has decided these.
-        tables: all tables whose rows are only in memory. free_bytes: free memory of this machine; None if processes are on
-            several hosts. It only decides refusals. memory_bytes: total memory of this machine.
+        tables: all tables with rows only in memory.
+        free_bytes: free memory of this machine, or None if processes are on several hosts. It only decides refusals.
+        memory_bytes: total memory of this machine.
     """
 
     schema: Schema

@@ -26,7 +26,7 @@ class Arrangement:
         interleaving: names of the groups in each interleaving group, in order.
         excluded: names of the groups that run before these.
         capacity: maximum numbers in an interleaving group, or None without a limit.
-        why: the reason for their number; empty if one was requested.
+        why: the reason for their number, or empty if one was requested.
     """
 
     groups: tuple[PackedGroup, ...]
@@ -55,9 +55,9 @@ class Arrangement:
 def arrange(facts: Facts) -> Arrangement:
     """Packs tables, and spreads the groups over interleaving groups, according to ``[schedule]``.
 
-    Their number is the requested one, or follows from :func:`capacity`. The largest volume is near the smallest possible
-    (:func:`~girih.planner.packing.spread`). The order is that of the schema, the same on every trainer, since all trainers
-    must do an exchange together. The order changes no sum.
+    Their number is the requested one, or follows from :func:`capacity`. The largest volume is near the smallest
+    possible (:func:`~girih.planner.packing.spread`). The order follows the schema and is the same on every trainer,
+    since all trainers must do an exchange together. The order changes no sum.
 
     Raises:
         ConfigError: there are fewer tables than interleaving groups, or an excluded feature does not exist.
@@ -133,7 +133,7 @@ def capacity(facts: Facts) -> tuple[float | None, str]:
 
 
 def _ratio(bound: float, cost: float) -> float:
-    """Returns RBound / RParam; infinite if the resource has no bound, or nothing is sent."""
+    """Returns RBound / RParam. The result is infinite if the resource has no bound, or nothing is sent."""
     return bound / cost if bound and cost else math.inf
 
 

@@ -1,7 +1,7 @@
 """Accounts the memory of a run's processes by role, so that a run that cannot fit ends before it starts (HT §4.3).
 
-The account has rows up to the limits of tables, and parameters with gradients, optimizer state and the copies for averaging.
-Tables without a limit count nothing. :mod:`girih.planner.tagging` accounts the outputs of operators.
+The account has rows up to the limits of tables, and parameters with gradients, optimizer state and the copies for
+averaging. Tables without a limit do not count. :mod:`girih.planner.tagging` accounts the outputs of operators.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from girih.planner.traffic import FLOAT_BYTES
 EMBEDDING, TRAINER, GROUP, DENSE = "embedding-server", "trainer", "group-server", "dense-server"
 PARAMETERS = "dense parameters"
 KEPT = {"easgd": 1, "ma": 0, "bmuf": 2}
-"""Copies of the parameters that dense servers keep from round to round: the centre; or the global model and its last update."""
+"""Copies of the parameters that dense servers keep between rounds: the centre, or the global model and its last update."""
 ROUND = {"easgd": 2, "ma": 4, "bmuf": 4}
-"""Copies per replica: received and stacked ones; in a round of all replicas, their differences and the answers."""
+"""Copies per replica: received and stacked values; in a round of all replicas, also differences and answers."""
 
 Account = Mapping[str, Mapping[str, float]]
 """Role → table, or part of the dense half → bytes in all processes of the role."""
@@ -60,8 +60,8 @@ class Copies:
 def account(facts: Facts, copies: Copies) -> Account:
     """Returns the bytes of a run of ``hierarchical``: rows in embedding servers, and the dense half in each role.
 
-    Group servers have the group's one copy, its optimizer's state, and gradients for each net of each trainer. Trainers also
-    have the model as built, and one trainer of each group gathers the optimizer's state for a checkpoint.
+    Group servers have the group's one copy, its optimizer's state, and gradients for each net of each trainer. Trainers
+    also have the model as built, and one trainer of each group gathers the optimizer's state for a checkpoint.
     """
     size = float(FLOAT_BYTES * facts.model.num_parameters)
     averaged = copies.groups > 1
@@ -87,10 +87,11 @@ def account(facts: Facts, copies: Copies) -> Account:
 
 
 def check(facts: Facts, copies: Copies, strategy: str) -> None:
-    """Refuses a run that does not fit into the machine's memory. With processes on several hosts, nothing is checked.
+    """Refuses a run that does not fit into the machine's memory. Checks only runs on one host.
 
     Raises:
-        ConfigError: names the table, or the operator, that needs most memory, the role, and a run that would fit.
+        ConfigError: the run does not fit. The error names the table or operator that needs most memory, the role, and a
+            run that would fit.
     """
     free, required = facts.free_bytes, account(facts, copies)
     total = _total(required)

@@ -31,11 +31,12 @@ class Operator:
     Attributes:
         name: unique in the graph, for example "top.0" or "cat_1".
         kind: class of a module, or name of a function: "Linear", "PairwiseDots", "cat".
-        module: path of the module whose parameters it uses; "" for none. All operators of a module have the same device.
+        module: path of the module whose parameters it uses; "" for none. All operators of a module have the same
+            device.
         flops_per_example: a multiplication and an addition count 2; forward and backward.
         parameter_bytes: bytes of parameters that no earlier operator uses.
         output_bytes_per_example: bytes of its output, in float32.
-        seconds_per_example: measured on one core, forward and backward; None if not measured.
+        seconds_per_example: measured on one core, forward and backward, or None if not measured.
         movable: whether it can run outside trainers: not if it reads embeddings or the containers of inputs, or if its
             class cannot be imported elsewhere.
     """
@@ -55,8 +56,9 @@ class Edge:
     """A tensor that goes from one operator to another, forward. Its gradient comes back in the backward pass.
 
     Attributes:
-        rows_per_example: vectors along its last dimension; 0 if that is the batch, so that there is one row.
-        number_bytes: bytes per number: 4 for float32, 2 for bfloat16; 0 for other dtypes, which codecs do not change.
+        rows_per_example: vectors along the last dimension, or 0 if this dimension is the batch, so that there is one
+            row.
+        number_bytes: bytes per number: 4 for float32, 2 for bfloat16, 0 for other dtypes, which codecs do not change.
     """
 
     producer: str

@@ -82,11 +82,12 @@ def excluded_tables(facts: Facts) -> frozenset[str]:
 def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[PackedGroup, ...]:
     """Returns the groups of a plan: tables of one row layout share a group; excluded features have separate groups.
 
-    With ``split``, a group whose volume V is above the average A of all groups is split evenly into ⌈V / A⌉ groups, by volume.
-    A table is never cut (PICASSO §III-B). Without packing, each table is a group.
+    With ``split``, a group whose volume V is above the average A of all groups is split evenly into ⌈V / A⌉ groups, by
+    volume. A table is never cut (PICASSO §III-B). Without packing, each table is a group.
 
     Args:
-        at_least: minimum number of groups without the excluded ones; the largest are split further if there are enough tables.
+        at_least: minimum number of groups without the excluded ones; the largest are split further if there are enough
+            tables.
     """
     volumes, separate = volumes_of(facts), excluded_tables(facts)
     layouts: list[tuple[GroupFacts, bool, list[str]]] = []

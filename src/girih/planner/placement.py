@@ -49,7 +49,7 @@ def balanced(
     Args:
         loads: table name → the cost for its owner: rows per step × numbers per row.
 
-    The other arguments, and errors, are those of :func:`modulo`.
+    The other arguments, and errors, are the same as in :func:`modulo`.
     """
     units = _units(schema, num_ranks, colocated)
     total, num_units = [0.0] * num_ranks, [0] * num_ranks

@@ -39,7 +39,7 @@ class Plan:
         asked: ``[schedule]``, as given; groups and schedule are its result.
         schedule, feed: the kind of schedule and of feed, by ``name`` with options.
         wire: encodings between processes.
-        tagging: devices of the model's operators; None if all of them run on trainers, or it is not decided yet.
+        tagging: devices of the model's operators, or None if all run on trainers, or before the decision.
         seeds: seed of the run, and whether ``dropout`` is drawn "per_rank" or "alike".
         predicted: predicted traffic of a step, by kind, and the decisions based on it.
         measured: the measurements that the decisions depend on.
@@ -99,8 +99,8 @@ class Plan:
         """Refuses an edited plan that cannot be built.
 
         Raises:
-            ConfigError: a section or group has other keys than in ``other``; a group is not in exactly one interleaving group; a
-                feature's owner is not a trainer; or hosts do not match the trainers.
+            ConfigError: a section or group has other keys than in ``other``; a group is not in exactly one interleaving
+                group; a feature's owner is not a trainer; or hosts do not match the trainers.
         """
         for section in ("placement", "schedule", "feed", "wire", "seeds"):
             actual, expected = (sorted(getattr(plan, section)) for plan in (self, other))
@@ -131,7 +131,7 @@ class Plan:
             )
 
     def fits(self, other: Plan) -> bool:
-        """Returns whether both are for the same strategy with the same options, processes and ``[schedule]``."""
+        """Returns whether both plans have the same strategy, options, processes and ``[schedule]``."""
         one, another = (
             json.dumps([plan.strategy, plan.options, plan.roles, plan.asked], sort_keys=True)
             for plan in (self, other)

@@ -1,7 +1,7 @@
 """Bytes that one trainer sends in one training step, by strategy, averaged over N equal trainers.
 
-Only payload counts. Headers of the network, the few bytes for agreement on a step's loss, and the moments of global batch
-norm do not.
+Only payload counts. Headers of the network, the few bytes for agreement on a step's loss, and the moments of global
+batch norm do not.
 
 B: examples of the step's batch over all trainers.
 """
@@ -138,8 +138,8 @@ def remote(
 class Speeds:
     """Nominal speeds of a machine, from which plans decide.
 
-    They are constants, not measurements, so that a config has the same plan on a busy machine and on an idle one. Only their ratios
-    matter, and ratios differ less between machines.
+    They are constants, not measurements, so that a config has the same plan on a busy machine and on an idle one. Only
+    their ratios matter, and ratios differ less between machines.
 
     Attributes:
         bytes_per_s: sent to other trainers, over a link of 10 Gbit/s; 0 means no limit.
@@ -168,8 +168,8 @@ def split_pays(
 ) -> bool:
     """Returns whether each trainer should compute the upper network only for its share.
 
-    The cost of partial results is the same. Splitting saves the dense computation for the other trainers' shares, and costs the
-    AllReduce of shared parameters' gradients.
+    The cost of partial results is the same. Splitting saves the dense computation for the other trainers' shares, and
+    costs the AllReduce of shared parameters' gradients.
 
     Args:
         shared_parameters: parameters of the upper network. weights: the part of them in matrix products.

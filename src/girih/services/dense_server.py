@@ -1,8 +1,8 @@
 """A dense server: averages its range of the parameters of all replicas while they train (HT §2.2, ShadowSync).
 
-It does requests one after the other. Some algorithms need all replicas in a round. Such a round runs when all have
-come. Only a thread of each replica waits, which does nothing else. If a replica has left, there is no round: the others
-keep their parameters. A mean of some replicas is not the mean of all.
+The server handles requests one after the other. Some algorithms need all replicas in a round. Such a round runs when
+all replicas have asked for it. Meanwhile only a separate thread of each replica waits. If a replica has left, no round
+runs, and the other replicas keep their parameters: a mean of some replicas is not the mean of all.
 
 Shapes: P numbers of the range.
 """
@@ -27,7 +27,7 @@ class _Vector:
     """A range of parameters that are averaged together, with its waiting requests.
 
     Attributes:
-        size: P; None before it is known.
+        size: P, or None before it is known.
     """
 
     def __init__(self, algorithm: Averaging, num_replicas: int) -> None:
@@ -42,7 +42,8 @@ class DenseServer(Service):
 
     Attributes:
         num_replicas: the replicas that are averaged.
-        averaging: name of the algorithm. rate: its elastic rate; None takes the algorithm's default.
+        averaging: the name of the algorithm.
+        rate: the algorithm's elastic rate; None takes its default.
     """
 
     name = RoleName.DENSE_SERVER
@@ -141,7 +142,7 @@ class DenseServer(Service):
 
 
 def _check(request: Request, vector: _Vector | None, num_arrays: int) -> None:
-    """Refuses arrays that cannot be averaged with the others, before anybody waits for them."""
+    """Refuses arrays that do not fit the other replicas' arrays, before a replica waits for them."""
     arrays = request.frame.arrays
     size = None if vector is None else vector.size
     bad = len(arrays) != num_arrays or any(array.dtype != np.float32 or array.ndim != 1 for array in arrays)

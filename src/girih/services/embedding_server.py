@@ -1,7 +1,7 @@
 """An embedding server: shards whose rows workers read and update (Persia §4.1 step 7, §4.2.2).
 
-It does requests one after the other, each with the threads of all shards. It remembers the keys that were read until
-their gradients come, so that gradients need no keys.
+The server handles requests one after the other, each with the threads of all shards. It remembers the keys that a
+request read until their gradients come, so that messages with gradients need no keys.
 
 A killed server restarts with its shards, in shared memory, but without the remembered keys. Workers repeat unanswered
 reads, and resend gradients together with their keys. In each shard a push has a lane and a number, so it is applied
@@ -9,7 +9,7 @@ once (Persia §4.2.4; :mod:`girih.store.memory.pushes`). Reads are remembered by
 because a restarted worker is another client.
 
 For trainers in step, the server collects the gradients of one step from all trainers and applies their sum once, as in
-one process. Rows that are read ahead are older, but every step moves each row once.
+one process. Rows that are read ahead are older, but every step updates each row once.
 
 Shapes: G groups, K keys, T tables, W columns of a row.
 """
@@ -65,7 +65,10 @@ class _OpenRead:
 
 
 _Reads = tuple[list[_OpenRead], int | None]
-"""The rows that a request read per group, and the number of updates before; None if an earlier incarnation read them."""
+"""The rows that a request read per group, and the number of updates before it.
+
+The number is None if an earlier incarnation read the rows.
+"""
 _Part = tuple[Request, _Reads]
 """A trainer's request with the gradients of a step, or to drop the step; and the rows that it read before."""
 
@@ -77,10 +80,11 @@ class EmbeddingServer(Service):
     It writes files while it answers requests.
 
     Attributes:
-        num_senders: senders that number their pushes, so that a resent push is applied once; None if nothing is resent.
+        num_senders: the number of senders that number their pushes, so that a resent push is applied once. None if
+            pushes are never resent.
         recovery_note: see :class:`Service`.
-        num_contributors: trainers whose gradients of a step are applied as one; 1 applies each trainer's gradients at
-            once.
+        num_contributors: trainers whose gradients of a step are applied as one; 1 applies each trainer's gradients
+            immediately.
         segment: prefix of the names of shared memory, which holds the shards unless ``[store]`` says otherwise. None
             keeps the shards private to the process.
     """
@@ -173,7 +177,7 @@ class EmbeddingServer(Service):
             KeysOfAll.of(keys, counts, lengths[None, :])
 
     def on_update(self, request: Request) -> None:
-        """Takes one trainer's gradients of a step, or its drop. Applies the turn when all trainers' parts are here."""
+        """Takes one trainer's gradients of a step, or its drop. Applies the turn when all parts came."""
         sample, trainer, number, turn = request.frame.fields[:4]
         key = trainer, number
         no_reads: _Reads = ([], None)  # a dropped batch has read nothing
@@ -291,7 +295,7 @@ class EmbeddingServer(Service):
             self._shards.note_push(push)
 
     def on_reset(self, request: Request) -> None:
-        """Drops the reads of trainers that are gone, and the incomplete turns."""
+        """Drops the reads of trainers that have ended, and the incomplete turns."""
         self._num_lost += len(self._reads) + sum(len(turn.waiting) for turn in self._turns.values())
         self._reads.clear()
         self._turns.clear()
@@ -309,7 +313,7 @@ class EmbeddingServer(Service):
 
     def on_save(self, request: Request) -> None:
         """See :class:`SparseVerb`."""
-        self._end_save("save")  # a client that did not learn that it began may have left it
+        self._end_save("save")  # left by a client that got no reply to its request to save
         whole = self._saves.get(_segment_name(is_whole=True))
         if whole is not None and not isinstance(whole, ShardsSave):
             whole.wait_copied()

@@ -1,7 +1,7 @@
 """An embedding worker: keeps ids, makes bags of rows, and sends gradients to servers (Persia §4.1 steps 1, 4 and 7).
 
-It keeps ids until a trainer asks for them, gets rows from the servers and pools them. It turns gradients of bags into
-gradients of rows and sends these to the servers (§4.2.1).
+The worker keeps ids until a trainer asks for them, gets rows from the servers and pools them. It turns gradients of
+bags into gradients of rows and sends these to the servers (§4.2.1).
 
 A killed worker restarts empty. When a trainer finds ids missing, their loader resends them, and the trainer resends
 gradients, under the same number. Servers skip gradients that they have already applied.
@@ -225,7 +225,7 @@ class EmbeddingWorker(Service):
             raise Lost(f"sample {number} was kept by this worker before its restart")
         if sample is None:
             raise GirihError(
-                f"sample {number} is not kept here; it was forgotten, is pushed already, or is another worker's"
+                f"sample {number} is not kept here; it was dropped, is pushed already, or belongs to another worker"
             )
         return sample
 

@@ -1,7 +1,7 @@
 """A group server: parts of the dense net, which the nets of all trainers of a group run and update (HT §3.1).
 
-One thread per net does requests at the same time: torch's operators release the interpreter while they compute. So the
-servers of a group work on different batches at once (pipeline parallelism, HT §3.1.2).
+Each net has a thread, and the threads handle requests in parallel: torch's operators release the interpreter while they
+compute. So the servers of a group work on different batches at the same time (pipeline parallelism, HT §3.1.2).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AveragedWith:
 
 @dataclass(kw_only=True)
 class GroupServer(Service):
-    """One server of a group, which does several requests at the same time.
+    """One server of a group, which handles several requests at the same time.
 
     Attributes:
         parts: its parts, with their initial weights.
@@ -80,8 +80,8 @@ class GroupServer(Service):
         precision, forward: see :class:`girih.dense.half.DenseSpec`.
         wire: the codecs of tensors in training steps.
         averaging: None for a single group.
-        seed: the seed of dropout here, from the start of the process, unless LOAD_EXTRA_STATE restores an earlier
-            state.
+        seed: the seed of dropout on this server, from the start of the process, unless LOAD_EXTRA_STATE restores an
+            earlier state.
         patience_s: see ``PATIENCE_S``.
     """
 
@@ -101,7 +101,7 @@ class GroupServer(Service):
         """See :class:`Service`."""
         process_settings.defer_dynamo()
         if self.wire.packs:
-            ahead.make_ready(ahead.packing_tensors())  # no trainer here may have compiled them
+            ahead.make_ready(ahead.packing_tensors())  # maybe no trainer of this host has compiled them
         torch.manual_seed(self.seed)
         keep_freed_memory()
         super().run(ready, stop)
@@ -185,7 +185,10 @@ class GroupServer(Service):
         inputs: Sequence[Tensor | None],
         needs: Sequence[int],
     ) -> tuple[NDArray[np.int8], list[NDArray[Any]]]:
-        """Returns a part's packed outputs, and which have gradients. The batch keeps the state for the backward pass."""
+        """Returns a part's packed outputs, and which have gradients.
+
+        The batch keeps the state for the backward pass.
+        """
         modules = self._live_parts.evaluated if batch is None else batch.net.modules
         with self.stats.spans("part forward"), torch.set_grad_enabled(batch is not None):
             for tensor, wanted in zip(inputs, needs, strict=True):
@@ -322,7 +325,7 @@ class GroupServer(Service):
         request.reply()
 
     def on_leave(self, request: Request) -> None:
-        """Ends the group's part in rounds when all its trainers have stopped. Until then its parameters move."""
+        """Ends the group's part in rounds when all its trainers have stopped. Until then its parameters change."""
         with self._lock:
             self._leaving.waiting[request.client] = None
             all_stand = self._leaving.is_complete

@@ -47,9 +47,9 @@ class _Open:
 
 
 class BatchReplay:
-    """Readers that move forward from share to share, one for each trainer, to the shares that a worker lost.
+    """Reads the shares that a worker lost again, with one reader for each trainer. Readers only move forward.
 
-    One thread calls the methods.
+    A single thread calls the methods.
     """
 
     def __init__(self, readings: SharedScans) -> None:
@@ -70,10 +70,11 @@ class BatchReplay:
 
         Args:
             epoch, start: the start of the batch.
-            most_skipped: a reader that is fewer batches before it moves forward; otherwise a new reader begins at it.
+            most_skipped: the reader moves forward if it must skip fewer batches than this. Otherwise a new reader
+                begins at the batch.
 
         Raises:
-            WireError: no batch begins there.
+            WireError: the pass has no batch with this number.
         """
         held = self._open.get(trainer)
         if held is None or held.number != number or not 0 <= share - held.share < most_skipped:
@@ -119,7 +120,7 @@ OVER: Answer = partial(Request.fail, error=ValueError("this pass is over"))
 
 @dataclass
 class ShareQueues:
-    """Shares of one trainer that are ready, and requests that wait for a share. It knows no thread and no socket.
+    """Shares of one trainer that are ready, and requests that wait for a share. Uses no thread and no socket.
 
     Attributes:
         ready: functions that answer requests. waiting: requests by the number of the share.
@@ -231,7 +232,7 @@ class _Pass:
             return partial(Request.fail, error=error)
 
     def _has_room(self, trainer: int) -> bool:
-        """Waits until a trainer has taken enough shares; False if it wants no more."""
+        """Waits until a trainer has taken enough shares. Returns False if the trainer wants no more."""
         lane, most = self._lanes[trainer], self._loader.data.read_ahead
         with self._changed:
             with waiting():
@@ -274,7 +275,7 @@ class Loader(Service):
         size, rows = self.data.batch_size, self.data.shuffle_rows
         kept = max(1, rows // LOOK_BACK // size)
         if self.in_step:
-            # a restarted loader reads for each trainer separately, and no trainer is far ahead of the others
+            # a restarted loader reads for each trainer separately, and no trainer is far ahead of another
             kept = 1 + bool(self.incarnation) * FAR * self.data.read_ahead
         self.readings = SharedScans(self.data, kept)
         self._rereading = BatchReplay(self.readings)
@@ -299,7 +300,7 @@ class Loader(Service):
         if share.example_weights is not None:
             arrays.append(share.example_weights)
         if share.label_weights is not None:
-            # if not in step, the scale too is that of the share
+            # if not in step, the scale too is computed from the share
             scale = label_scale(share if self.in_step else replace(share, share=None))
             arrays += [share.label_weights, np.array(scale, np.float64)]
         arrays = [np.ascontiguousarray(array) for array in arrays]
@@ -350,7 +351,7 @@ class Loader(Service):
         request.reply()
 
     def _leave(self, number: int, trainer: int, taken: int) -> None:
-        """Ends a trainer's part of a pass, if it was begun here. Ids of shares from ``taken`` on are forgotten."""
+        """Ends a trainer's part of a pass, if this loader began it. Drops ids of shares from ``taken`` on."""
         self._rereading.end(trainer)
         ended = self._passes.pop((number, trainer), None)
         if ended is not None:

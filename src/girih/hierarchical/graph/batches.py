@@ -21,7 +21,8 @@ Place = tuple[str, int | str]
 SIZES = (5, 7, 11, 1)
 """The sizes of the batches that a net is traced on.
 
-They are primes, so that none is a multiple of another. One example is included, because models may treat it differently.
+They are primes, so that none is a multiple of another. One example is included, because models may treat it
+differently.
 """
 DRAWS = 50
 """The number of random draws in search of sequences that all differ in length."""

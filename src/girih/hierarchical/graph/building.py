@@ -74,7 +74,7 @@ class SideOutput:
     """A tensor that the forward pass leaves on a module for the loss.
 
     Attributes:
-        always: in evaluation mode too.
+        always: whether the pass also leaves the tensor in evaluation mode.
     """
 
     path: str

@@ -70,7 +70,7 @@ def operator_graph(net: RunnableGraph, example: tuple[Tensor, Embeddings]) -> Op
 
 
 def name_of(node: fx.Node) -> str | None:
-    """The operator name of a node. None for nodes that only pass on tensors of other nodes."""
+    """Returns the operator name of a node, or None if the node only passes on tensors of other nodes."""
     return OUTPUT if node.op == "output" else node.meta.get("operator")
 
 
@@ -227,7 +227,7 @@ def _draws(part: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _package(function: Callable[..., object]) -> str:
-    """The package of a function. Built-in functions without a package count as torch's."""
+    """The package of a function. Built-in functions without a package belong to torch."""
     if isinstance(function, (OpOverload, OpOverloadPacket)):
         return str(function).partition(".")[0]  # the name starts with the namespace
     return (getattr(function, "__module__", None) or "torch").partition(".")[0]

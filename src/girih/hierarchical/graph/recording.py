@@ -29,7 +29,7 @@ class Opaque(BaseException):
 
     Attributes:
         scope: the path of the module.
-        reason: why, in words.
+        reason: the reason, in words.
     """
 
     def __init__(self, scope: str, reason: str) -> None:

@@ -43,7 +43,7 @@ Objects = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A node in the arguments of another one, or a function, by name."""
+    """A node in the arguments of another node, or a function, by name."""
 
     name: str
 
@@ -124,7 +124,7 @@ def nodes_of(graph: fx.Graph) -> list[PlainNode]:
 
 
 def resolved(name: str) -> object:
-    """Finds a function by its qualified name. None if it does not exist."""
+    """Finds a function by its qualified name. Returns None if it does not exist."""
     if name == "getattr":
         return getattr
     owner, _, last = name.rpartition(".")

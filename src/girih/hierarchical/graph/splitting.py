@@ -49,7 +49,7 @@ def split_fc(traced: TracedNet, num_servers: int, layers: Collection[str] | None
         The same model. Copies of the parts replace each cut parameter: see ``splits``.
 
     Raises:
-        ConfigError: fewer than one server, or an operator that is not a fully connected layer.
+        ConfigError: ``num_servers`` is below 1, or an operator is not a fully connected layer.
     """
     if num_servers < 1:
         raise ConfigError(f"num_servers = {num_servers}: expected at least 1")
@@ -217,7 +217,7 @@ class _Cutter:
 
 
 def _layers(net: RunnableGraph, graph: fx.Graph) -> Iterator[_Layer]:
-    """Finds linear modules and ``F.linear`` calls whose parameters nothing else reads."""
+    """Finds linear modules and ``F.linear`` calls that no other operator shares parameters with."""
     readers = _num_readers(net, graph)
     for node in graph.nodes:
         if node.op == "call_module":

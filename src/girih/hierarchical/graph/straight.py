@@ -31,7 +31,9 @@ TRIED = (512, 3)
 
 
 def flatten_module(spec: DenseSpec, numeric: Tensor, embeddings: Embeddings) -> FlatForward | None:
-    """Flattens the evaluation of a spec's module. None if it looks at values, or the spec needs other arithmetic.
+    """Flattens the evaluation of a spec's module.
+
+    Returns None if the module looks at values, or the spec needs other arithmetic.
 
     Args:
         numeric, embeddings: float32[B, X] and the embeddings of an example batch whose sequences differ in length. The
@@ -86,7 +88,7 @@ def _open(graph: fx.Graph, node: fx.Node, linear: Callable[..., Tensor], *, has_
 
 
 def _computes_as(function: FlatForward, spec: DenseSpec, batches: list[tuple[Tensor, Embeddings]]) -> bool:
-    """Returns whether the outputs equal those of the module, bit for bit."""
+    """Returns whether the function and the module give the same outputs, bit for bit."""
     with torch.inference_mode():
         for batch in batches:
             with spec.arithmetic():

@@ -21,7 +21,8 @@ class Spread:
     """The net of a step, spread over the devices of all groups.
 
     Attributes:
-        devices_s: device → seconds per step that its cores are busy. links_s: device → seconds per step that its link is busy.
+        devices_s: device → seconds per step that its cores are busy. links_s: device → seconds per step that its link
+            is busy.
         work_s: core-seconds of all devices of all groups.
         exchange_s: seconds of a net's exchanges, in sequence.
         served: fraction of a pass that servers compute.
@@ -35,10 +36,11 @@ class Spread:
 
 
 def group_of(graph: OperatorGraph, facts: Facts, options: Mapping[str, Any]) -> HierarchicalGroup:
-    """Returns the group that ``[strategy]`` describes, with calibrated speeds, or else nominal ones.
+    """Returns the group that ``[strategy]`` describes, with calibrated speeds, or nominal speeds without a calibration.
 
-    Without a measured pass, see :func:`timed`, a core is as fast as in the calibrated products. A device can use the machine's cores
-    that its nets keep busy; on a server, each net has one thread. All devices share the cores of the machines.
+    Without a measured pass, see :func:`timed`, a core is as fast as in the calibrated products. A device can use the
+    machine's cores that its nets keep busy; on a server, each net has one thread. All devices share the cores of the
+    machines.
 
     Args:
         options: options of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
@@ -138,7 +140,8 @@ def timed(graph: OperatorGraph, facts: Facts, examples: int) -> OperatorGraph:
 def spread(graph: OperatorGraph, tagged_net: Tagged, facts: Facts, options: Mapping[str, Any]) -> Spread:
     """Predicts the work of a tagged net in a step of all groups.
 
-    Each exchange of a net has 4 messages (there and back, forward and backward). All bytes pass its trainer's link in sequence.
+    Each exchange of a net has 4 messages (there and back, forward and backward). All bytes pass its trainer's link in
+    sequence.
     """
     trainers, groups = options["trainers_per_group"], options["groups"]
     group, examples = group_of(graph, facts, options), net_examples(facts, options)

@@ -1,7 +1,7 @@
 """Costs of steps with tables in the trainers, which do every step together: ``local``, ``synchronous``, ``substitution``.
 
 Steps do not overlap, except that a thread reads ahead, which needs cores too. So the path is the sum of the parts of a step.
-Seconds of communication are those of :mod:`girih.planner.costs`.
+Seconds of communication come from :mod:`girih.planner.costs`.
 
 B, T, t, c: the same as in :mod:`girih.planner.speed.step`.
 """
@@ -78,8 +78,9 @@ def substitution(
 ) -> StepCost:
     """Predicts a step with whole tables on their owners and aggregated partial results (DES, Algorithm 1).
 
-    The path is that of :func:`synchronous`, but each trainer passes all B examples unless the upper network is split. A trainer
-    computes its own features' part of the operators, one of T. Their fraction of a pass is assumed to be that of their parameters.
+    The path is the same as in :func:`synchronous`, with one difference: each trainer computes the upper network for all
+    B examples, unless it is split. A trainer computes the operators only for its own features, one part of T. The
+    operators' fraction of a pass is assumed to equal their fraction of the parameters.
     """
     aggregated = sum(each for kind, each in seconds.items() if kind != "dense")
     model = basis.facts.model
@@ -95,7 +96,8 @@ def substitution(
 def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
     """Returns seconds of a pass whose gradients are summed in buckets: forward + max(backward + the last ring, rings).
 
-    The last bucket is full when the backward pass ends. It has the parameters of the layers next to the input, often the largest.
+    The last bucket is full when the backward pass ends. It has the parameters of the layers next to the input, often
+    the largest.
     """
     pass_s, model = basis.pass_s(examples), basis.facts.model
     last = 1.0 if model.last_bucket is None else model.last_bucket / max(1, model.num_parameters)

@@ -1,8 +1,8 @@
 """Costs of steps with rows in embedding servers: ``hybrid``, ``asynchronous``, ``hierarchical`` (Persia §4.1).
 
-A trainer has several steps in flight, so the path of a step is divided by their number. Usually the busiest process or link
-decides. Reading, lookups and updates are the same work as in one process, done by other processes. Messages use cores at both
-ends.
+A trainer has several steps in flight, so the path of a step is divided by their number. Usually the busiest process or
+link decides. Reading, lookups and updates are the same work as in one process, done by other processes. Messages use
+cores at both ends.
 
 B, T, t, c: the same as in :mod:`girih.planner.speed.step`. W, S, L: embedding workers, embedding servers, loaders.
 """
@@ -19,7 +19,7 @@ from girih.planner.speed.step import MOVE, PASS, STEP, TRAINER_LINK, WIRE, Basis
 from girih.planner.traffic import COUNT_BYTES, FLOAT_BYTES, KEY_BYTES, Traffic
 
 SERVER_THREADS = 1
-"""Threads of a group server per part. It computes parts of several nets at once."""
+"""Threads of a group server per part. It computes parts of several nets in parallel."""
 TRAINER, DENSE_SERVER, AVERAGING, NORMS = "a trainer", "the dense server", "averaging", "norms"
 WORKER_LINK, SERVER_LINK = "an embedding worker's link", "an embedding server's link"
 
@@ -45,7 +45,8 @@ class RowService:
     def links_s(self, basis: Basis) -> dict[str, float]:
         """Returns seconds per step in the busier direction of a link: of a trainer, a worker, a server.
 
-        Trainers receive pooled rows and send gradients. Servers send rows and receive gradients and keys. Workers do both, and receive ids.
+        Trainers receive pooled rows and send gradients. Servers send rows and receive gradients and keys. Workers do
+        both, and receive ids.
         """
         profile, trainers = basis.profile, basis.trainers
         rows = FLOAT_BYTES * profile.numbers_of_share
@@ -65,9 +66,10 @@ class AveragingLoad:
     """The load of averaging in the background.
 
     Attributes:
-        copies: number of copies of the dense parameters. holders: processes that hold one copy: a trainer, or its group's servers.
+        copies: number of copies of the dense parameters. holders: processes that hold one copy: a trainer, or its
+            group's servers.
         every_steps: steps of a trainer from one round to the next.
-        servers: number of dense servers; 0 with one copy, which needs no averaging.
+        servers: number of dense servers. It is 0 with one copy, which needs no averaging.
     """
 
     copies: int
@@ -119,9 +121,9 @@ def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCo
 def replicas(basis: Basis, service: RowService, *, nets: int, averaging: AveragingLoad) -> StepCost:
     """Predicts ``hierarchical`` without group servers (HT §2.2): r nets per trainer, each with its own step in flight.
 
-    A net's pass takes t / max(1, t // r) times as long as a pass with all t threads. The trainer's other nets are other steps in
-    flight, and the step already waits for those at the busiest resource. So the pass does not count them again. Averaging sends
-    S bytes of parameters there and back in each round, in the background.
+    A net's pass takes t / max(1, t // r) times as long as a pass with all t threads. The trainer's other nets are other
+    steps in flight, and the step already waits for those at the busiest resource. So the pass does not count them
+    again. Averaging sends S bytes of parameters there and back in each round, in the background.
 
     Args:
         nets: number of nets per trainer, r.
@@ -145,8 +147,9 @@ def grouped(
 ) -> StepCost:
     """Predicts ``hierarchical`` with group servers (HT §3.1): tagging has spread the net over devices.
 
-    A net's path has its pass and its exchanges. On trainers, the pass has a net's threads, see :func:`replicas`; on servers, one
-    thread. Each device is busy with computing, packing and moving its part, and the servers' links also with averaging.
+    A net's path has its pass and its exchanges. On trainers, the pass has a net's threads, see :func:`replicas`; on
+    servers, one thread. Each device is busy with computing, packing and moving its part, and the servers' links also
+    with averaging.
 
     Args:
         clips: whether all servers of a group are asked for norms, in parallel, before the update.
@@ -174,7 +177,7 @@ def _pass_s(basis: Basis, threads: int) -> float:
 
 
 def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: float) -> StepCost:
-    """Returns the common part. The number of workers that handle rows at once is at most that of trainers, and of cores."""
+    """Returns the common part. The workers that handle rows in parallel are at most the trainers, and the cores."""
     sent = service.sent
     num_messages = (
         6 + 4 * service.servers

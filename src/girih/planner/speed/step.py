@@ -1,11 +1,12 @@
 """A step of all trainers as a load on resources, and the resulting speed.
 
-A step uses resources: the cores of the host, the directions of links, and processes that do one thing at a time. The busiest resource
-limits the speed, as in the roofline model (Williams et al. 2009) and in
-:func:`girih.planner.tagging.ledger.examples_per_s`. With N steps in flight, a step also waits for other steps at the busiest resource,
-at worst for the N − 1 steps before it. So N steps take the path of one step and N − 1 times the busiest resource. This is the lower
-bound on the throughput of a closed network of queues (Zahorjan, Sevcik, Eager and Galler, "Balanced job bound analysis of queueing
-networks", CACM 25(2), 1982). With one step it equals the path, with many the busiest resource.
+A step uses resources: the cores of the host, the directions of links, and processes that do one thing at a time. The
+busiest resource limits the speed, as in the roofline model (Williams et al. 2009) and in
+:func:`girih.planner.tagging.ledger.examples_per_s`. With N steps in flight, a step also waits for other steps at the
+busiest resource, at worst for the N − 1 steps before it. So N steps take the path of one step and N − 1 times the
+busiest resource. This is the lower bound on the throughput of a closed network of queues (Zahorjan, Sevcik, Eager and
+Galler, "Balanced job bound analysis of queueing networks", CACM 25(2), 1982). With one step it equals the path, with
+many the busiest resource.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Prediction:
         samples_per_s: training examples per second over all trainers, the same as in ``summary.json``.
         bound: the resource that decides the speed.
         seconds: resource → seconds of a step.
-        cost: the cost behind these seconds.
+        cost: the step from which these seconds follow.
     """
 
     samples_per_s: float
@@ -214,7 +215,7 @@ class Basis:
 
     @property
     def parallel(self) -> int:
-        """min(c, T · t): cores that trainers can use at once."""
+        """min(c, T · t): cores that trainers can use in parallel."""
         return max(1, min(self.cores, self.trainers * self.facts.threads))
 
     @property
@@ -232,7 +233,7 @@ class Basis:
         Args:
             readings: how many times all B examples are read. examples: number of examples in a trainer's pass.
             passes_s: seconds of a trainer's pass. steps_s: seconds of the rest of its step.
-            rows_at_once: number of cores that look up and update rows at once.
+            rows_at_once: number of cores that look up and update rows in parallel.
         """
         trainers, moved_s = self.trainers, self.dense.update_s
         slowest = max(self.work.updates.values(), key=lambda rate: rate.seconds(1.0, 16, 0.0))

@@ -94,7 +94,8 @@ def check_memory(
         searched: whether refinement has looked for another placement.
 
     Raises:
-        ConfigError: names the device, and the operator that needs most memory on it.
+        ConfigError: a device has too little memory. The error names the device, and the operator that needs most
+            memory.
     """
     fullest = max(range(len(loads)), key=lambda device: loads[device].memory)
     load, limit = loads[fullest], group.devices[fullest].memory_bytes

@@ -54,7 +54,7 @@ def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
 
 
 def divide(index: Index, devices: Sequence[int]) -> Division:
-    """Makes components from connected operators of one server and stage. Joins two of one server if the result is convex.
+    """Makes components from connected operators of one server and stage. Joins two if the result is convex.
 
     Args:
         devices: device of each operator.

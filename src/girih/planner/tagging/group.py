@@ -52,7 +52,10 @@ class CodecCost(Options):
         return self.number_bytes * math.ceil(self.share * numbers) + self.row_bytes * rows
 
     def sent_bytes(self, edge: Edge, batch_size: int) -> float:
-        """Returns bytes per example that an edge sends for a batch. If packing saves nothing, sends the tensor unchanged."""
+        """Returns bytes per example that an edge sends for a batch.
+
+        If packing saves nothing, sends the tensor unchanged.
+        """
         plain = edge.bytes_per_example
         if not edge.number_bytes or not plain:
             return plain
@@ -86,8 +89,8 @@ class HierarchicalGroup(Options):
         update_s_per_byte: core-seconds of the optimizer per byte of parameters, in each net's step.
         request_s: core-seconds of a request with its answer at both ends, regardless of the size.
         byte_s: core-seconds per byte on the wire at both ends together, without the codec.
-        average_every_examples: examples of the group between two rounds of averaging; None without averaging.
-        cores: core-seconds per second of all devices of the group together; None if devices share no cores.
+        average_every_examples: examples of the group between two rounds of averaging. None without averaging.
+        cores: core-seconds per second of all devices of the group together, or None if devices share no cores.
     """
 
     trainers: Count
@@ -108,11 +111,15 @@ class HierarchicalGroup(Options):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """One of the trainers, which are equal, then the servers."""
+        """One trainer, because all trainers are equal, then the servers."""
         return (self.trainer, *self.servers)
 
     def nets_on(self, device: int) -> int:
-        """Returns the number of nets that compute on a device at once; on a server, those of all trainers. Devices as in ``devices``."""
+        """Returns the number of nets that compute on a device in parallel: on a server, the nets of all trainers.
+
+        Args:
+            device: the index in :attr:`devices`.
+        """
         return self.nets * self.trainers if device else self.nets
 
     def held_copies(self, device: int) -> float:
@@ -122,12 +129,14 @@ class HierarchicalGroup(Options):
 
 
 def held_copies(parameter_copies: float, nets: int, *, averaged: bool) -> float:
-    """Returns the bytes per byte of parameters on their device: the parameters and optimizer state once, a gradient for each
-    net from its backward pass until the update, and the copies for averaging.
+    """Returns the bytes per byte of parameters on their device.
+
+    They are the parameters and optimizer state once, a gradient for each net from its backward pass until the update,
+    and the copies for averaging.
 
     Args:
         parameter_copies: see :class:`HierarchicalGroup`; below 2, the optimizer was not measured, and no state counts.
-        nets: number of nets that compute on the device at once. averaged: whether there are other copies.
+        nets: number of nets that compute on the device in parallel. averaged: whether there are other copies.
     """
     return max(2.0, parameter_copies) - 1 + nets + (AVERAGED if averaged else 0.0)
 

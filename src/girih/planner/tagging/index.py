@@ -14,7 +14,7 @@ from girih.planner.operators import TRAINER, Edge, OperatorGraph, Tagging, serve
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Operators that are placed together: those of one module, or one without a module.
+    """Operators that are placed together: all operators of one module, or one operator without a module.
 
     Attributes:
         operators: their numbers.
@@ -31,7 +31,7 @@ class Index:
     """The lookups of a graph for tagging.
 
     Attributes:
-        consumers: for each operator, consumer → the edge to it; of several edges the one with the most bytes.
+        consumers: for each operator, consumer → the edge to it; of several edges, the edge with the most bytes.
         producers: for each operator, its producers in order.
         bundles: in the order of their first operators. bundle_of: the bundle number of each operator.
     """

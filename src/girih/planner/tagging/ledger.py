@@ -1,12 +1,13 @@
 """The load that a placement puts on each device per example, and the resulting speed of the group (HT §3.2.1).
 
-A device has cores, a link that sends and receives at the same time, and memory. Cores and links bound the speed: the group is as fast
-as its busiest device, or as the shared cores if they are busier. Memory does not bound the speed, but it can be full. It holds the
-parameters with their copies (:func:`~girih.planner.tagging.group.held_copies`), and the outputs and top-k's unsent values per net.
+A device has cores, a link that sends and receives at the same time, and memory. Cores and links bound the speed: the
+group is as fast as its busiest device, or as the shared cores if they are busier. Memory does not bound the speed, but
+it can be full. It holds the parameters with their copies (:func:`~girih.planner.tagging.group.held_copies`), and the
+outputs and top-k's unsent values per net.
 
-The ledger has the sums of computed, kept, sent and received amounts per example for each device. Each move updates them. All traffic
-between devices is between a trainer and a server. So two sums of :data:`Bytes` per server suffice: to the server, and from it.
-Gradients go the other way.
+The ledger has the sums of computed, kept, sent and received amounts per example for each device. Each move updates
+them. All traffic between devices is between a trainer and a server. So two sums of :data:`Bytes` per server suffice: to
+the server, and from it. Gradients go the other way.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ class Load:
     """The work of one device per example of the group; for trainers, the mean over them.
 
     Attributes:
-        cpu_s: seconds that all of its cores are busy. network_s: seconds that its link is busy, in the busier direction.
+        cpu_s: seconds that all of its cores are busy. network_s: seconds that its link is busy, in the busier
+            direction.
         sent_bytes, received_bytes: bytes on the wire.
-        memory_bytes: total, regardless of speed. memory: fraction of the device's memory; 0 without a limit.
+        memory_bytes: total, regardless of speed. memory: fraction of the device's memory, 0 without a limit.
     """
 
     cpu_s: float
@@ -65,7 +67,7 @@ def utilization(device_loads: Mapping[str, Load], examples_per_s: float) -> dict
 
 
 def shared_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> float:
-    """Returns seconds per example that the shared cores are busy: Σ core-seconds / cores; 0 if devices share no cores."""
+    """Returns seconds per example that the shared cores are busy: Σ core-seconds / cores, or 0 without shared cores."""
     if group.cores is None:
         return 0.0
     of_trainer, *of_servers = (
@@ -88,8 +90,8 @@ NOTHING: Bytes = (0.0, 0.0, 0.0)
 class Ledger:
     """Sums per device; 0 is the trainers.
 
-    A server counts as one component here, even if paths return to it. :meth:`move` ignores the traffic that a division adds, but
-    :meth:`exact_loads` includes it. So :meth:`least_loads` are never above the exact ones.
+    In these sums, a server counts as one component, even if paths return to it. :meth:`move` ignores the traffic that a
+    division adds, but :meth:`exact_loads` includes it. So :meth:`least_loads` are never above the exact ones.
 
     Attributes:
         compute_s: core-seconds of operators per example.
@@ -224,7 +226,7 @@ class Ledger:
 
 
 _OperatorOutput = tuple[Bytes, Mapping[int, Bytes]]
-"""An output's bytes without readers, and the bytes that each consumer reads of it."""
+"""The bytes of an output as a whole, and the bytes that each consumer reads of it."""
 
 
 def flow(

@@ -1,8 +1,8 @@
 """Greedy refinement: moves work off the busiest device, as long as that helps (HT §3.2.1).
 
-A step moves one bundle: the operators of a module, or one without a module. If no such step helps, for example because a chain must be
-split in the middle, a step moves a stretch: connected bundles of one device, from one end of their component. If memory is too
-small, a step may also swap two bundles.
+A step moves one bundle: the operators of a module, or one operator without a module. If no such step helps, for example
+because a chain must be split in the middle, a step moves a stretch: connected bundles of one device, from one end of
+their component. If memory is too small, a step may also swap two bundles.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Move:
 
     Attributes:
         operators: the moved operators, with all operators of their modules.
-        source, target: devices. bottleneck, resource: the busiest device before the move, and its resource: "cpu", "network" or
-            "memory"; or :data:`SHARED_CORES` and "cpu".
+        source, target: devices. bottleneck, resource: the busiest device before the move, and its resource: "cpu",
+            "network" or "memory"; or :data:`SHARED_CORES` and "cpu".
         examples_per_s_before, examples_per_s_after: predicted speeds.
     """
 
@@ -65,11 +65,12 @@ def refine(
 ) -> tuple[list[int], tuple[Move, ...]]:
     """Moves bundles until no move lowers the burden of the placement, or the effort is used up.
 
-    Bundles with parameters move between servers only.
+    Bundles with parameters are only moved between servers.
 
     Args:
         placed: device of each bundle.
-        effort: yields an item per evaluated placement: a count and not a time, so that all machines get the same result.
+        effort: yields an item per evaluated placement: a count and not a time, so that all machines get the same
+            result.
     """
     search, moves = _Search(index, group, placed, effort), list[Move]()
     while any(search.step(offers()) for offers in (search.single_moves, search.stretches, search.swaps)):
@@ -88,14 +89,17 @@ def bottleneck(loads: Sequence[Load]) -> tuple[int, str]:
 
 
 def burden(group: HierarchicalGroup, loads: Sequence[Load]) -> Burden:
-    """Returns the burden of a placement. All devices count, so that two equally busy ones can be relieved in sequence."""
+    """Returns the burden of a placement.
+
+    All devices count, so that two equally busy ones can be relieved in sequence.
+    """
     beyond = sorted((max(0.0, load.memory - 1) for load in loads), reverse=True)
     busy_s = [load.busy_s for load in loads]
     return (*beyond, *sorted((*busy_s, shared_s(group, loads)), reverse=True))
 
 
 def lower(one: Burden, other: Burden) -> bool:
-    """Returns whether a burden is below another, at the first place where they differ."""
+    """Returns whether a burden is below another. The first number that differs decides."""
     for a, b in zip(one, other, strict=True):
         if abs(a - b) > _TOLERANCE * max(a, b):
             return a < b
@@ -119,7 +123,10 @@ class _Search:
         self._loads = self.ledger.exact_loads()
 
     def step(self, offers: Iterator[_Offer]) -> bool:
-        """Takes the first offer that lowers the burden, in the order of the offers' lower bounds. Returns whether there was one."""
+        """Takes the first offer that lowers the burden, in the order of the offers' lower bounds.
+
+        Returns whether there was one.
+        """
         current = burden(self._group, self._loads)
         for _, moves in sorted(each for each in offers if lower(each[0], current)):
             if next(self._effort, None) is None:

@@ -1,7 +1,7 @@
 """Rules that keep operators on trainers, based on properties of recommenders (HT §3.2.1). To add a rule, add a line.
 
-Operators with parameters go to group servers, so that a group has one copy of them, together with all operators of their module.
-For other operators, traffic decides, since a server is asked, and answers, over the network.
+Operators with parameters go to group servers, so that a group has one copy of them, together with all operators of
+their module. For other operators, traffic decides, since requests to a server and its answers use the network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Surroundings:
     """The neighbours of an operator, and their devices so far.
 
     Attributes:
-        from_trainers, from_servers: bytes that it reads from operators there.
+        from_trainers, from_servers: bytes that it reads from operators on trainers and on servers.
         feeds_servers: whether an operator on a server reads from it.
         gathers: whether it reads from several independent operators on servers.
         hands_out: whether several independent operators on servers read from it.
@@ -55,7 +55,8 @@ class TaggingRule:
     """A reason to keep operators without parameters on trainers.
 
     Attributes:
-        keeps: whether the rule applies to an operator with these neighbours. Called again if neighbours move to trainers.
+        keeps: whether the rule applies to an operator with these neighbours. Called again if neighbours move to
+            trainers.
     """
 
     name: str
@@ -135,6 +136,6 @@ def by_rules(index: Index) -> tuple[list[bool], list[str]]:
 
 
 def _rule_for(index: Index, operator: int, on_servers: Sequence[bool]) -> str:
-    """Returns the first rule that keeps an operator on trainers, as a reason; empty if there is none."""
+    """Returns the first rule that keeps an operator on trainers, as a reason, or "" if no rule does."""
     around = surroundings_of(index, operator, on_servers)
     return next((f"{rule.name}: {rule.reason}" for rule in RULES if rule.keeps(around)), "")

@@ -32,7 +32,10 @@ How = Literal["refined", "rules", "none"]
 EFFORT = 15_000_000
 """Operators of all placements that refinement evaluates, about ten seconds on one core."""
 AHEAD = 1.01
-"""Minimum advantage in predicted speed of another start over the rules', whose reasons are worth more than a percent."""
+"""The minimum advantage in predicted speed of another start over the start by rules.
+
+The start by rules has reasons, which are worth one percent.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +43,14 @@ class Tagged:
     """A tagging, with its reasons and its predicted speed.
 
     Attributes:
-        start: the initial placement: "rules" unless another one became better.
+        start: the initial placement: "rules" unless another start became better.
         tagging: operator → device.
         reasons: operator → reason for its device.
         moves: moves of refinement, in order.
         loads: device → its load per example.
         utilization: device → its utilization at ``examples_per_s``.
         examples_per_s: predicted speed of one group.
-        shared_cores: fraction of the shared cores in use; None if devices share no cores.
+        shared_cores: fraction of the shared cores in use, or None if devices share no cores.
     """
 
     start: str
@@ -71,13 +74,14 @@ def tag(
     """Tags each operator with the device that runs it.
 
     Args:
-        how: "rules" skips the refinement; "none" also skips the rules, and deals movable operators to servers round-robin.
+        how: "rules" skips the refinement; "none" also skips the rules, and deals movable operators to servers
+            round-robin.
         effort: operators of all placements that refinement may evaluate.
         tagging: a tagging to keep, instead of a decision.
 
     Raises:
-        ConfigError: the net does not fit into the memory of the group (names the operator, and a remedy), or ``tagging``
-            does not fit the graph.
+        ConfigError: the net does not fit into the memory of the group (names the operator, and a remedy), or
+            ``tagging`` does not fit the graph.
     """
     if how not in ("refined", "rules", "none"):
         raise ConfigError(f"tagging = {how!r}: expected one of 'refined', 'rules', 'none'")
@@ -118,7 +122,10 @@ def tag(
 def _refined(
     index: Index, group: HierarchicalGroup, ruled_start: InitialPlacement, effort: Iterator[object]
 ) -> InitialPlacement:
-    """Refines the start by rules, or another one that ends better by :data:`AHEAD`. If none fits into memory, deals round-robin."""
+    """Refines the start by rules, or a start with a result that is better by :data:`AHEAD`.
+
+    If no result fits into memory, deals bundles round-robin.
+    """
 
     def reached(start: InitialPlacement) -> tuple[float, float, InitialPlacement]:
         """Returns missing memory, and the negative speed, of a refined start."""

@@ -42,7 +42,10 @@ class Chosen:
 
 
 def codec_of(name: str, calibration: Calibration | None) -> CodecCost:
-    """Returns a codec by its name in ``[strategy]``, with its measured speed, else free; "auto" counts as float32."""
+    """Returns a codec by its name in ``[strategy]``, with its measured speed, or without a cost if not measured.
+
+    "auto" counts as float32.
+    """
     codec = FLOAT32 if name == "auto" else CODECS[name]
     speed = None if calibration is None else calibration.codecs.get(codec.name)
     if speed is None:
@@ -66,7 +69,7 @@ def choose_wire(
         effort: effort of all pairs together, see :func:`~girih.planner.tagging.tag.tag`.
 
     Raises:
-        ConfigError: the same as in :func:`~girih.planner.tagging.tag.tag`.
+        ConfigError: the net does not fit, see :func:`~girih.planner.tagging.tag.tag`.
     """
     pairs = sorted(
         ((one + other, a, g) for one, a in enumerate(activations) for other, g in enumerate(gradients)),
@@ -97,9 +100,9 @@ def choose_wire(
 def _in_flight(tagged: Tagged, group: HierarchicalGroup) -> float:
     """Returns examples per second of the group with the steps that its nets have in flight.
 
-    A step waits for its own computation and messages in sequence, and for those of the trainer's other nets at the busiest
-    device. With few nets, compression pays even if no link is always busy. On a server, a part has one thread; on a trainer, a
-    net has its share of the cores. Loads are per all cores of a device.
+    A step waits for its own computation and messages in sequence, and for those of the trainer's other nets at the
+    busiest device. With few nets, compression pays even if no link is always busy. On a server, a part has one thread;
+    on a trainer, a net has its share of the cores. A load refers to all cores of a device.
     """
     trainer, *servers = tagged.loads.values()
     of_group = group.batch_size * group.trainers  # examples in a step of all trainers, one net each

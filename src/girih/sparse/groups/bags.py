@@ -1,4 +1,4 @@
-"""The examples' side of a group: rows become bags and sequences, and their gradients become gradients of keys.
+"""Turns rows into bags and sequences, and the gradients of these into gradients of keys.
 
 Shapes: B examples, F features of the group, N ids in the batch, W columns of a row.
 """
@@ -26,7 +26,7 @@ from girih.sparse.groups.shards import FEW_IDS, GroupKeys, ShardKeys, UniqueRows
 
 @dataclass(frozen=True)
 class Members:
-    """Some features of an output: which, where they stand in it, and how they are pooled."""
+    """Some features of an output: their indices, their places in the output, and their pooling modes."""
 
     features: NDArray[np.int64]
     places: NDArray[np.int64]
@@ -35,12 +35,12 @@ class Members:
 
 @dataclass(frozen=True)
 class WorkSlice:
-    """Keys that no other part has: all those of some tables, or all those of one shard.
+    """One part of a group's keys: all keys of some tables, or all keys of one shard. Parts do not overlap.
 
     Attributes:
-        first, last: the features whose tables they are, among the group's.
-        shard: the one shard, or None for all.
-        members: of each output.
+        first, last: the range of the group's features that read these tables.
+        shard: the only shard, or None for all shards.
+        members: for each output, its features in the part.
     """
 
     first: int
@@ -49,7 +49,7 @@ class WorkSlice:
     members: tuple[Members, ...]
 
     def key_ranges(self, shards: Sequence[ShardKeys]) -> list[tuple[int, int]]:
-        """For each shard: numbers of the first of its keys that are the part's, and of the first behind them."""
+        """Returns, for each shard, the range of key numbers that belong to the part: begin and end."""
         ranges = []
         for number, shard in enumerate(shards):
             before, behind = 0, 0
@@ -61,7 +61,10 @@ class WorkSlice:
 
 
 def partition(group: Group, num_shards: int) -> list[WorkSlice]:
-    """At most so many parts: by tables, features spread evenly, where there are tables enough; else by shards."""
+    """Divides a group into at most ``num_shards`` parts.
+
+    Divides by tables, with features spread evenly, or by shards if there are too few tables.
+    """
     num_features = len(group.features)
     changes = [f for f in range(1, num_features) if group.tables[f] != group.tables[f - 1]]
     if len(changes) + 1 < num_shards:
@@ -81,8 +84,11 @@ def _part(group: Group, first: int, last: int, shard: int | None) -> WorkSlice:
 
 
 def passes(outputs: tuple[GroupOutput, ...]) -> list[tuple[int, ...]]:
-    """Which outputs one pass serves: embeddings and first-order weights, columns side by side, of the same features;
-    else one."""
+    """Returns the outputs that each pass serves.
+
+    One pass serves embeddings and first-order weights if both have the same features, since their columns are adjacent.
+    Otherwise each output has its own pass.
+    """
     pooled = [number for number, output in enumerate(outputs) if not output.whole]
     whole = [(number,) for number, output in enumerate(outputs) if output.whole]
     if len(pooled) == 2 and np.array_equal(outputs[pooled[0]].features, outputs[pooled[1]].features):
@@ -92,11 +98,11 @@ def passes(outputs: tuple[GroupOutput, ...]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Stitching:
-    """The outputs of a group, described for ``pool.stitch``.
+    """Describes the outputs of a group for ``pool.stitch``.
 
     Attributes:
         served: the outputs of each pass: see :func:`~girih.sparse.groups.bags.passes`.
-        described: its arguments ``passes``, ``features`` and ``modes``.
+        described: the arguments ``passes``, ``features`` and ``modes`` of ``pool.stitch``.
     """
 
     served: Sequence[tuple[int, ...]]
@@ -104,7 +110,7 @@ class Stitching:
 
     @classmethod
     def of(cls, outputs: Sequence[GroupOutput], served: Sequence[tuple[int, ...]]) -> Stitching:
-        """Those of some outputs."""
+        """Makes the description of some outputs."""
         first = [outputs[numbers[0]] for numbers in served]
         ends = np.cumsum([len(output.features) for output in first])
         passes = [
@@ -123,7 +129,7 @@ class Stitching:
         return cls(served, (np.array(passes, np.int64), features, modes))
 
     def targets(self, tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.int64]:
-        """int64[O, 2], the addresses of the tensors of each pass; 0 where it has one alone."""
+        """Returns int64[O, 2], the addresses of the tensors of each pass. The second is 0 if a pass has one tensor."""
         addresses = np.zeros((len(self.served), 2), np.int64)
         for row, numbers in zip(addresses, self.served, strict=True):
             for place, number in enumerate(numbers):
@@ -132,7 +138,7 @@ class Stitching:
 
 
 Gradients = Sequence[NDArray[np.float32] | None]
-"""The gradient of each output, float32[·, D], or None where it took no part in the loss."""
+"""The gradient of each output, float32[·, D], or None if the output took no part in the loss."""
 
 LARGEST_SUM = 1e38
 NO_WEIGHTS = sealed(np.empty(0, np.float32))
@@ -141,11 +147,11 @@ NO_TAIL = sealed(np.empty((0, 0), np.float32))
 
 @dataclass(frozen=True)
 class DirectTerms:
-    """Gradients that are still to be summed.
+    """Gradients that are not summed per key yet.
 
     Attributes:
-        gradient, tail: float32[B·F, D], float32[B·F, E], of the one or two outputs that one pass serves.
-        terms_of: for a shard's keys, which rows are theirs.
+        gradient, tail: float32[B·F, D], float32[B·F, E], the gradients of the one or two outputs of a pass.
+        terms_of: returns, for a shard's keys, the rows of the gradients that belong to each key.
     """
 
     gradient: NDArray[np.float32]
@@ -155,11 +161,11 @@ class DirectTerms:
 
 @dataclass(frozen=True)
 class Pooling:
-    """The tensors of all outputs of a batch, which rows become, micro-batch by micro-batch.
+    """The tensors of all outputs of a batch. Micro-batches are filled in one after the other.
 
     Attributes:
-        outputs: float32[B, F, D], or float32[L, D] where one is whole; any numbers where nothing was filled in.
-        fill: fills in what is some examples'; the rows of their keys must be there.
+        outputs: float32[B, F, D], or float32[L, D] for a whole output. Values that are not filled in are arbitrary.
+        fill: fills in a range of examples. The rows of their keys must have arrived.
     """
 
     outputs: list[NDArray[np.float32]]
@@ -167,11 +173,11 @@ class Pooling:
 
 
 class BagPooler:
-    """Pools rows, and scatters gradients.
+    """Pools the rows of one group into bags, and scatters the gradients of bags to keys.
 
     Args:
-        num_parts: shards whose keys are numbered together; the work is split into as many parts.
-        pool: runs the parts side by side; None runs them in turn.
+        num_parts: the number of shards with common key numbers. The work is split into this number of parts.
+        pool: runs the parts in parallel; None runs them in turn.
     """
 
     def __init__(self, group: Group, num_parts: int, pool: ThreadPoolExecutor | None) -> None:
@@ -190,17 +196,20 @@ class BagPooler:
     def pool(
         self, rows: UniqueRows, keys: GroupKeys, batch: Batch, take: Take | None = None
     ) -> list[NDArray[np.float32]]:
-        """The tensors of all outputs: float32[B, F, D], or float32[L, D] where one is whole; see :meth:`pooling`."""
+        """Returns the filled tensors of all outputs: float32[B, F, D], or float32[L, D] for a whole output.
+
+        The arguments are the same as in :meth:`pooling`.
+        """
         pooling = self.pooling(rows, keys, batch, take)
         pooling.fill(slice(0, batch.num_examples))
         return pooling.outputs
 
     def pooling(self, rows: UniqueRows, keys: GroupKeys, batch: Batch, take: Take | None = None) -> Pooling:
-        """Tensors of all outputs that are still to be filled.
+        """Returns empty tensors for all outputs, and the function that fills them in.
 
         Args:
-            rows: of the key of each number.
-            take: gives the memory for the tensors; its own where None.
+            rows: the rows, by key number.
+            take: allocates the tensors; None takes the pooler's own buffers.
         """
         outputs = []
         for output in self.group.outputs:
@@ -234,10 +243,10 @@ class BagPooler:
         run_parts(self._pool, num_parts, fill_part, num_ids)
 
     def terms(self, gradients: Gradients, keys: GroupKeys, batch: Batch) -> DirectTerms | None:
-        """Gradients of outputs of which those of keys are summed while rows are moved, where that pays; else None.
+        """Returns gradients to sum per key during the row update, or None if :meth:`scatter` must sum them first.
 
-        It does where sums would leave the caches before rows are moved by them, and where one pass serves all outputs. Sums of
-        gradients as large as might overflow are formed first, by :meth:`scatter`.
+        Summing during the update pays if the sums do not fit into the caches. It requires that one pass serves all
+        outputs. :meth:`scatter` forms all sums that might overflow.
         """
         if not self._one_pass or copied(keys.num_keys, self.group.spec.dim):
             return None
@@ -258,7 +267,7 @@ class BagPooler:
         return DirectTerms(gradient, tail, partial(self._terms_of, keys, batch, tail))
 
     def _terms_of(self, keys: GroupKeys, batch: Batch, tail: NDArray[np.float32], part: ShardKeys) -> Terms:
-        """The terms of a shard's keys."""
+        """Returns the terms of a shard's keys."""
         output, firsts, weights = (
             self.group.outputs[self._passes[0][0]],
             self._firsts(batch),
@@ -279,7 +288,7 @@ class BagPooler:
         """Sums the gradients of each key.
 
         Returns:
-            float32[·, W], the gradient of the key of each number; and a key whose own is not finite, or -1.
+            float32[·, W], the gradient of each key, by key number; and a key with a gradient that is not finite, or -1.
         """
         firsts, offsets, weights = self._firsts(batch), sealed(batch.offsets), _weights_of(batch)
         totals = self._buffers.take(np.float32, keys.end, self.group.spec.dim)
@@ -290,7 +299,7 @@ class BagPooler:
             ranges = part.key_ranges(keys.shards)
             for first, last in ranges:
                 totals[first:last] = 0
-            # by tables, no other key can come up
+            # parts by tables: no key of another part can occur
             first, last = (0, len(totals)) if part.shard is None else ranges[part.shard]
             for n, gradient, tail in taking_part:
                 output, mine = self.group.outputs[n], part.members[n]
@@ -315,7 +324,7 @@ class BagPooler:
     def _taking_part(
         self, gradients: Gradients
     ) -> list[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
-        """For each pass: an output, its gradient, and that of the output whose columns follow."""
+        """Returns, for each pass: an output, its gradient, and the gradient of the output with the next columns."""
         parts = []
         for number, *following in self._passes:
             gradient, tail = gradients[number], gradients[following[0]] if following else None
@@ -326,7 +335,7 @@ class BagPooler:
         return parts
 
     def _firsts(self, batch: Batch) -> NDArray[np.int64]:
-        """int64[·], by feature: its first id where each of its bags holds one, without a weight; else -1."""
+        """Returns int64[·], by feature: the position of its first id if each bag has one unweighted id, else -1."""
         firsts = np.full(1 + int(self.group.features.max()), -1, np.int64)
         if batch.weights is None:
             pool_kernels.find_singles(sealed(batch.offsets), batch.num_examples, self.group.features, firsts)

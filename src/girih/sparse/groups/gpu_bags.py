@@ -1,6 +1,6 @@
-"""The examples' side of a group on a GPU: ids become unique keys, rows become bags, and gradients of bags those of keys.
+"""Turns ids into unique keys, rows into bags, and gradients of bags into gradients of keys, on a GPU.
 
-Where rows lie is others' business: bags are made of addresses.
+This module reads rows by their addresses. Other modules decide which memory holds the rows.
 
 Shapes: F features of the group, B examples, N ids in the batch, n of the group, T tables, D columns of a segment.
 """
@@ -32,7 +32,10 @@ from girih.store.gpu.record_kernels import DeviceKeys
 
 
 class SideStream:
-    """A stream of its own on one device, which sees what was done on the device before; none where kernels are interpreted."""
+    """A separate stream on one device, which starts after the work that the device already has.
+
+    Does nothing if kernels are interpreted.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,7 +45,7 @@ class SideStream:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[torch.cuda.Event | None]:
-        """Runs what is done within on this stream; the event says when it is done, None that it is."""
+        """Runs the block's GPU work on this stream. Yields the event of its end, or None if work is done in order."""
         if self._stream is None:
             yield None
             return
@@ -53,11 +56,13 @@ class SideStream:
 
 
 def take_over(ready: torch.cuda.Event | None, results: object, device: torch.device) -> None:
-    """Has the current stream of a device wait for what was done beside it, and memory last until it is done with it too.
+    """Makes the current stream of a device wait for results of another stream.
+
+    Also keeps the memory of the results until the current stream has used them.
 
     Args:
-        ready: as :class:`SideStream` told it; None where there is nothing to wait for.
-        results: objects with the tensors that were made there.
+        ready: the event of a :class:`SideStream`, or None if there is nothing to wait for.
+        results: an object with the tensors that the other stream made.
     """
     if ready is None:
         return
@@ -68,7 +73,7 @@ def take_over(ready: torch.cuda.Event | None, results: object, device: torch.dev
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:
-    """All tensors in an object of girih: in its fields, in theirs, and so on."""
+    """Yields all tensors in an object of girih: in its fields, in their fields, and so on."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -78,19 +83,20 @@ def tensors_of(value: object) -> Iterator[Tensor]:
         yield from tensors_of([*vars(value).values()])
 
 
-_BATCH_SIZES = 8  # remembers the bounds of eight batch sizes
+_BATCH_SIZES = 8  # the number of batch sizes with cached bounds
 
 
 @dataclass(frozen=True)
 class GpuKeys:
-    """The keys of a batch on a GPU, and the order of its ids: all that ids alone decide.
+    """The keys of a batch on a GPU, and the order of the batch's ids. All of it depends only on ids.
 
     Attributes:
-        unique: its unique keys.
-        of_tables: int64[T], ids of each table. longest: int64[F], ids of the longest bag of each feature.
-        terms, pieces: the ids of each key; None where no gradient will be asked for.
-        offsets, weights: int32[·], float32[N] or None, those of the batch.
-        ready: when all of this is there, for other streams; None where it was done in order.
+        unique: the unique keys of the batch.
+        of_tables: int64[T], the number of ids of each table.
+        longest: int64[F], the number of ids in the longest bag of each feature.
+        terms, pieces: the ids of each key, or None if gradients are not needed.
+        offsets, weights: int32[·], float32[N] or None, the batch's offsets and weights.
+        ready: tells other streams when all of this is computed, or None if the current stream computed it.
     """
 
     unique: Unique
@@ -103,7 +109,7 @@ class GpuKeys:
     ready: torch.cuda.Event | None
 
     def of_training(self) -> tuple[BagTerms, Pieces]:
-        """The ids of each key.
+        """Returns the ids of each key: ``terms`` and ``pieces``.
 
         Raises:
             ConfigError: the rows were read for evaluation.
@@ -114,7 +120,7 @@ class GpuKeys:
 
     @cached_property
     def keys(self) -> DeviceKeys:
-        """The keys, as a store takes them."""
+        """The keys in the form that a store takes."""
         unique = self.unique
         return DeviceKeys(unique.keys, unique.tables, unique.counts, unique.num_keys, self.of_tables)
 
@@ -123,7 +129,8 @@ class RowAddresses(NamedTuple):
     """Addresses of rows in GPU memory.
 
     Attributes:
-        addresses: int64[n], of the columns of each key. dtype: the dtype of columns, by number.
+        addresses: int64[n], the address of each key's columns.
+        dtype: the number of the columns' dtype.
         aligned: True if all addresses are multiples of 16.
     """
 
@@ -133,10 +140,10 @@ class RowAddresses(NamedTuple):
 
 
 class GpuBags:
-    """Finds keys, pools rows, and says where gradients lie.
+    """Finds the keys of one group, pools its rows, and describes the addresses of gradients.
 
     Args:
-        shared_copy: the copies of batches, one object for all groups of a half; None for a single group.
+        shared_copy: the copies of batches; one object serves all groups of a half. None for a single group.
     """
 
     def __init__(self, group: Group, device: torch.device, shared_copy: SharedCopy | None = None) -> None:
@@ -155,10 +162,10 @@ class GpuBags:
         self._factors = [to_device(pool.short_factors(output.modes), device) for output in group.outputs]
 
     def find(self, data: Batch | GpuBatch, *, train: bool, ready: torch.cuda.Event | None = None) -> GpuKeys:
-        """The unique keys of a batch, and for training the ids of each; waits for nothing.
+        """Finds the unique keys of a batch, and for training the ids of each key. Does not wait for the GPU.
 
         Args:
-            ready: recorded once all is done.
+            ready: an event that the caller records after this work.
         """
         batch = (
             data
@@ -184,7 +191,7 @@ class GpuBags:
         return GpuKeys(dedup, of_tables, longest, terms, pieces, offsets, weights, ready)
 
     def _copied(self, batch: Batch) -> GpuBatch:
-        """The ids of a batch, copied to the GPU without a wait."""
+        """Copies the ids of a batch to the GPU. Does not wait for the copy."""
         size, num_features = batch.num_examples, batch.num_features or 1 + int(self.group.features.max())
         longest = np.zeros(num_features, np.int64)
         if size:
@@ -201,7 +208,7 @@ class GpuBags:
         )
 
     def outputs(self, batch: Batch | GpuBatch) -> list[Tensor]:
-        """Tensors of all outputs that are still to be filled: float32[B, F, D], or [L, D] where one is whole."""
+        """Returns empty tensors for all outputs: float32[B, F, D], or [L, D] for a whole output."""
         return [
             torch.empty(output.shape_in(batch), dtype=torch.float32, device=self.device)
             for output in self.group.outputs
@@ -215,17 +222,17 @@ class GpuBags:
         batch: Batch | GpuBatch,
         examples: slice,
     ) -> None:
-        """Fills in some examples of all outputs."""
+        """Fills in a range of examples in all outputs."""
         for number in range(len(outputs)):
             self._fill(number, outputs[number], keys, rows, batch, examples)
 
     def weight_gradients(
         self, keys: GpuKeys, values: Tensor, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> Tensor:
-        """The gradients of the weights of ids, float32[N]; 0 for those in no bag that has a gradient.
+        """Returns float32[N], the gradients of the weights of ids. Ids in no bag with a gradient get 0.
 
         Args:
-            values: float32[·, W], the columns of keys when bags were filled in.
+            values: float32[·, W], the columns of keys at the time when bags were filled in.
             gradients: the gradient of each output, float32[·, D], or None.
         """
         out = torch.zeros(len(keys.unique.inverse), dtype=torch.float32, device=self.device)
@@ -252,10 +259,10 @@ class GpuBags:
         return out
 
     def sources(self, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch) -> list[Sources]:
-        """The addresses of the gradients of all outputs, by segment and feature.
+        """Returns the addresses of the gradients of all outputs, by segment and feature.
 
         Args:
-            gradients: float32[·, D] of each output, contiguous, or None; they must last until they are read.
+            gradients: float32[·, D] of each output, contiguous, or None. They must stay alive until they are read.
         """
         segments = self.group.spec.segments
         described = np.stack([self._describe_sources(segment.name, gradients, batch) for segment in segments])
@@ -285,7 +292,7 @@ class GpuBags:
         if output.whole:
             own_ids = output.ids_in(batch)
             first, last = own_ids.start, own_ids.stop
-            if isinstance(batch, Batch):  # another batch type fills in the ids of all examples
+            if isinstance(batch, Batch):  # other batch types fill in the ids of all examples
                 bag = int(output.features[0]) * batch.num_examples
                 first, last = (
                     int(batch.offsets[bag + example]) for example in (examples.start, examples.stop)
@@ -329,7 +336,7 @@ class GpuBags:
         return bool(keys.longest[slots].max() <= SHORT_BAG)
 
     def _bags(self, number: int, num_examples: int) -> Tensor:
-        """int32[P]: where the bounds of each feature of an output begin."""
+        """Returns int32[P], for each feature of an output: the index of its first bag in the batch's offsets."""
         first_bags = self._first_bags.get((number, num_examples))
         if first_bags is None:
             if len(self._first_bags) >= _BATCH_SIZES * len(self.group.outputs):
@@ -341,7 +348,7 @@ class GpuBags:
     def _describe_sources(
         self, segment: str, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> NDArray[np.int64]:
-        """int64[4, F]: see :class:`girih.kernels.gpu.gradients.Sources`."""
+        """Returns int64[4, F]: see :class:`girih.kernels.gpu.gradients.Sources`."""
         described = np.zeros((4, len(self.group.features)), np.int64)
         for output, gradient in zip(self.group.outputs, gradients, strict=True):
             if output.segment.name != segment or gradient is None:
@@ -357,10 +364,12 @@ class GpuBags:
 
 
 def places_and_positions(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """int32[2F]: the first place of each stretch of ids, then what to add to its places to have positions.
+    """Returns int32[2F]: the first place of each feature's ids, then position minus place for these ids.
+
+    A place counts ids in the group. A position counts ids in the batch.
 
     Args:
-        begins, counts: int64[F], the position of the first id of each stretch, and how many it has.
+        begins, counts: int64[F], the position of each feature's first id in the batch, and the number of its ids.
     """
     first_places = np.cumsum(counts) - counts
     return np.concatenate([first_places, begins - first_places]).astype(np.int32)

@@ -1,4 +1,7 @@
-"""A batch whose ids are on a GPU. Halves for CPUs import this too, so it imports no GPU kernel, which would take 0.1 s."""
+"""A batch with its ids on a GPU.
+
+Halves for CPUs import this module too, so it imports no GPU kernel, which would take 0.1 s.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from girih.data.batch import Batch
 
 @dataclass(frozen=True)
 class GpuBatch:
-    """The ids of a batch on a GPU, and what the host has to know of them.
+    """The ids of a batch on a GPU, and facts about them that the host needs.
 
     Shapes: B examples, F features, N ids.
 
     Attributes:
-        ids, offsets, weights: int64[N], int32[F·B+1], float32[N] or None: on the GPU, as a
-            :class:`~girih.data.batch.Batch` has them.
+        ids, offsets, weights: int64[N], int32[F·B+1], float32[N] or None: on the GPU, with the same
+            layout as in :class:`~girih.data.batch.Batch`.
         num_examples: B.
-        bounds: int64[F+1], where the ids of each feature begin, and the last one's end.
-        longest: int64[F], ids of the longest bag of each feature, or more; it chooses a kernel.
-        ready: when the tensors are there, for other streams; None if the current stream made them.
+        bounds: int64[F+1], the begin of each feature's ids, and the end of the last feature's ids.
+        longest: int64[F], an upper bound of the ids in a bag, for each feature. It decides the kernel.
+        ready: tells other streams when the tensors are ready, or None if the current stream made them.
     """
 
     ids: Tensor
@@ -38,12 +41,12 @@ class GpuBatch:
     ready: torch.cuda.Event | None = None
 
     def ids_of(self, feature: int) -> slice:
-        """Slice of a feature's ids."""
+        """Returns the slice of a feature's ids."""
         return slice(int(self.bounds[feature]), int(self.bounds[feature + 1]))
 
 
 class SharedCopy:
-    """The GPU copy of the latest batch, shared by all groups of a sparse half. It holds no reference to the batch itself."""
+    """The GPU copy of the latest batch, shared by all groups of a half. Keeps no reference to the batch itself."""
 
     def __init__(self) -> None:
         self._source: Callable[[], Batch | None] = lambda: None
@@ -52,7 +55,8 @@ class SharedCopy:
     def of(self, batch: Batch, group: str, copy: Callable[[Batch], GpuBatch]) -> GpuBatch:
         """Returns the copy of a batch for a group.
 
-        Calls ``copy`` if the latest batch is another one, or if the group has read this copy: a caller may reuse its arrays.
+        Calls ``copy`` if the latest batch is a different batch. Also calls it if the group has already read this copy,
+        since a caller may reuse the batch's arrays.
         """
         known = self._source() is batch and group not in self._readers
         if not known or not batch.num_examples:  # an empty batch has no number of features

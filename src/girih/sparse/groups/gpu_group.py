@@ -1,7 +1,7 @@
-"""An embedding group in GPU memory: ids go over once, and rows, bags and gradients stay there.
+"""An embedding group in GPU memory: the ids are copied to the GPU once, and rows, bags and gradients stay on it.
 
-What depends on ids alone (unique keys, the sorted ids of each key) is done on a stream of its own when the next batch is
-prepared, beside the computation of this one.
+Some work depends only on ids: the unique keys, and the sorted ids of each key. When the next batch is prepared, a
+separate stream does this work, while the GPU computes the current batch.
 
 Shapes: F features of the group, B examples, N ids in the batch, n of the group, D columns of a segment.
 """
@@ -27,16 +27,17 @@ from girih.sparse.groups.pack import Group
 from girih.store import Store
 from girih.store.gpu.group_state import DeviceUpdate, GroupState
 
-_FEW = 4  # ids of a bag, on the average, from which on a look at bags' gradients costs less than sums that are written and read
+_FEW = 4  # from this mean number of ids per bag on, reading all gradients once is cheaper than writing and reading sums
 
 
 @dataclass(frozen=True)
 class GpuRead:
-    """The rows of a batch.
+    """The rows of one group for one batch.
 
     Attributes:
-        outputs: float32[B, F, D], or [L, D] where one is whole.
-        keys: whose rows they are; rows: where they are, as the store has it.
+        outputs: float32[B, F, D], or [L, D] for a whole output.
+        keys: the unique keys of these rows.
+        rows: the row numbers in the store.
     """
 
     outputs: Sequence[Tensor]
@@ -46,12 +47,12 @@ class GpuRead:
 
 @dataclass(frozen=True)
 class GpuGradients:
-    """Gradients of keys.
+    """The gradients of a group's keys.
 
     Attributes:
-        totals: float32[n, W].
-        nonfinite_key: int32[1]: a key whose own is not finite, or -1.
-        direct: what may sum them while rows move, in place of ``totals``.
+        totals: float32[n, W], the gradient of each key.
+        nonfinite_key: int32[1]: a key with a gradient that is not finite, or -1.
+        direct: the inputs of a kernel that may sum the gradients during the row update and then ignores ``totals``.
     """
 
     totals: Tensor
@@ -60,14 +61,14 @@ class GpuGradients:
 
 
 class GpuGroup:
-    """A group on the GPU of this process.
+    """An embedding group on the GPU of this process.
 
     Args:
-        shards: its one store, in GPU memory, or with GPU memory as its uppermost tier.
+        shards: one store, in GPU memory or with GPU memory as its upper tier.
         shared_copy: see :class:`GpuBags`.
 
     Raises:
-        ConfigError: several shards, or a store elsewhere.
+        ConfigError: there are several shards, or the store does not use GPU memory.
     """
 
     def __init__(self, group: Group, shards: Sequence[Store], shared_copy: SharedCopy | None = None) -> None:
@@ -87,12 +88,12 @@ class GpuGroup:
         return self._bags.device
 
     def find(self, batch: Batch | GpuBatch) -> GpuKeys:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done beside whatever the GPU does."""
+        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`. Runs on a separate stream, next to other GPU work."""
         with self._side() as ready:
             return self._bags.find(batch, train=True, ready=ready)
 
     def fetch(self, keys: GpuKeys) -> None:
-        """Brings in rows from tiers below, beside whatever the GPU does; waits for their keys."""
+        """Reads rows from lower tiers on a separate stream, next to other GPU work. Waits for the keys."""
         with self._side():
             self._state.begin_read(keys.keys)
 
@@ -110,7 +111,11 @@ class GpuGroup:
         return read, fill
 
     def lookup_weighted(self, batch: Batch | GpuBatch, step: int, *, train: bool) -> tuple[GpuRead, Tensor]:
-        """:meth:`lookup` with all outputs filled in; also what :meth:`weight_gradients` takes, float32[n, W]: a copy, since rows may move before."""
+        """Reads rows like :meth:`lookup` and fills in all outputs.
+
+        Also returns float32[n, W], the columns of each key, for :meth:`weight_gradients`. They are a copy, since rows
+        may be updated before.
+        """
         keys = self._bags.find(batch, train=train)
         read, addresses = self._looked_up(keys, batch, step, train=train)
         self._fill(read, addresses, batch, slice(0, batch.num_examples))
@@ -119,13 +124,13 @@ class GpuGroup:
     def weight_gradients(
         self, read: GpuRead, values: Tensor, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> Tensor:
-        """The gradients of the weights of ids, float32[N], by those of outputs; done without a wait."""
+        """Returns float32[N], the gradients of the weights of ids, from those of outputs. Does not wait for the GPU."""
         return self._bags.weight_gradients(read.keys, values, gradients, batch)
 
     def gradients(
         self, read: GpuRead, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> GpuGradients | None:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`; done without a wait."""
+        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`. Does not wait for the GPU."""
         if all(gradient is None for gradient in gradients):
             return None
         terms, pieces = read.keys.of_training()
@@ -148,13 +153,16 @@ class GpuGroup:
         return read.keys.unique.inverse
 
     def absent(self, read: GpuRead) -> NDArray[np.bool_]:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`: waits for the GPU."""
+        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`. Waits for the GPU."""
         return np.asarray((torch.as_tensor(read.rows) < 0).cpu())
 
     def _looked_up(
         self, keys: GpuKeys, batch: Batch | GpuBatch, step: int, *, train: bool
     ) -> tuple[GpuRead, Tensor]:
-        """The rows of a batch, no output of which is filled in, and where the columns of each key lie until the next verb."""
+        """Reads the rows of a batch, without filling in outputs.
+
+        Also returns int64[n], the address of each key's columns, valid until the store's next verb.
+        """
         rows, addresses = self._state.read(keys.keys, step) if train else self._state.peeked(keys.keys)
         return GpuRead(self._bags.outputs(batch), keys, rows), addresses
 
@@ -164,10 +172,10 @@ class GpuGroup:
 
 
 def on_gpu(group: Group, shards: Sequence[Store]) -> GroupState:
-    """The one shard of a group here.
+    """Returns the state of a group's only shard.
 
     Raises:
-        ConfigError: several shards, or a store elsewhere.
+        ConfigError: there are several shards, or the shard does not use GPU memory.
     """
     state = shards[0].state if len(shards) == 1 else None
     if not isinstance(state, GroupState):

@@ -1,4 +1,6 @@
-"""An embedding group on a device: ids to pooled rows and back, with one operation for all its tables.
+"""An embedding group on one device: turns ids into pooled rows, and gradients into row updates.
+
+One operation serves all tables of the group.
 
 Shapes: F features, N ids in the batch, U unique keys of a group, W columns of a row.
 """
@@ -21,16 +23,16 @@ from girih.sparse.groups.shards import GroupKeys, Ids, ShardKeys, Shards
 from girih.store import Store
 
 Fill = Callable[[slice], None]
-"""Fills in, of a group's outputs, what is some examples'."""
+"""Fills in a range of examples in all outputs of a group."""
 
 
 @dataclass(frozen=True)
 class GroupRead:
-    """The rows of one group for one batch, pooled.
+    """The pooled rows of one group for one batch.
 
     Attributes:
         outputs: the tensors of the group's outputs, on its device.
-        keys: whose rows they are.
+        keys: the unique keys of these rows.
     """
 
     outputs: Sequence[Any]
@@ -39,12 +41,14 @@ class GroupRead:
 
 @dataclass(frozen=True)
 class GroupGradients:
-    """Gradients of keys.
+    """The gradients of a group's keys.
 
     Attributes:
-        totals: float32[·, W], that of the key of each number; or those of outputs, which are its terms.
-        nonfinite_key: a key whose own is not finite, or -1.
-        terms_of: for a shard's keys, the sums that their gradients are; None where ``totals`` are these.
+        totals: float32[·, W], the gradient of each key, by key number. If ``terms_of`` is given: the gradients of
+            outputs, which are not summed yet.
+        nonfinite_key: a key with a gradient that is not finite, or -1.
+        terms_of: returns, for a shard's keys, the rows of ``totals`` that each key's gradient sums. None if
+            ``totals`` holds the sums.
     """
 
     totals: NDArray[np.float32]
@@ -53,7 +57,7 @@ class GroupGradients:
 
 
 class ReadRows(Protocol):
-    """A group's rows for one batch; what else it says is the group's own."""
+    """The rows of one group for one batch. Each kind of group adds its own attributes."""
 
     @property
     def outputs(self) -> Sequence[Any]:
@@ -62,20 +66,20 @@ class ReadRows(Protocol):
 
 
 class SummedGradients(Protocol):
-    """Gradients of a group's keys; what else it says is the group's own."""
+    """The gradients of a group's keys. Each kind of group adds its own attributes."""
 
     @property
     def nonfinite_key(self) -> Any:
-        """A key whose own is not finite, or -1: an int, or int32[1] on the group's device."""
+        """A key with a gradient that is not finite, or -1: an int, or int32[1] on the group's device."""
         ...
 
 
 class EmbeddingGroup(Protocol):
-    """One group over the shards of one process: the seam between devices.
+    """One embedding group over the shards of one process. Each device has its own implementation.
 
     Attributes:
         group: tables, features and outputs.
-        device_type: the type of the torch device of its outputs; None for arrays of this machine's memory.
+        device_type: the type of the torch device of the outputs, or None for arrays in host memory.
     """
 
     group: Group
@@ -84,53 +88,58 @@ class EmbeddingGroup(Protocol):
     def device_type(self) -> str | None: ...
 
     def find(self, batch: Batch) -> Any:
-        """The unique keys of a batch, which depend on its ids alone, as the group's other verbs take them."""
+        """Returns the unique keys of a batch, for the other methods. They depend only on the batch's ids."""
         ...
 
     def fetch(self, keys: Any) -> None:
-        """Begins to read the rows of the next lookup from tiers below memory; changes no result."""
+        """Starts to read the rows of the next lookup from tiers below memory. Changes no result."""
         ...
 
     def lookup(
         self, batch: Batch, step: int, *, train: bool, keys: Any | None = None
     ) -> tuple[ReadRows, Fill]:
-        """Reads the rows of a batch; ``train`` gives new keys rows and marks rows as used.
+        """Reads the rows of a batch. With ``train``, new keys get rows, and rows are marked as used.
 
         Args:
-            keys: the result of :meth:`find`; None calls it now.
+            keys: the result of :meth:`find`. None calls it now.
 
         Returns:
-            The rows, of which no output is filled in, and what does that; all of it before another verb.
+            The rows, with outputs that are still empty, and a function that fills the outputs in. Fill in all
+            examples before you call another method of the group.
         """
         ...
 
     def gradients(self, read: Any, gradients: Sequence[Any], batch: Batch) -> SummedGradients | None:
-        """The gradient of each unique key; None where no output took part in the loss.
+        """Returns the gradient of each unique key, or None if no output took part in the loss.
 
         Args:
-            gradients: the gradient of each output, float32[·, D] on this group's device, or None.
+            gradients: the gradient of each output, float32[·, D] on this group's device. None if the output took no
+                part in the loss.
         """
         ...
 
     def apply(self, read: Any, gradients: Any, step: int, lr_scale: float) -> None:
-        """Moves the rows by their gradients."""
+        """Updates the rows with their gradients."""
         ...
 
     def inverse(self, read: Any) -> Any:
-        """int32[N], an array, or a tensor on the group's device: the number of the key of each of the group's ids, by which one whose gradient is not finite is named."""
+        """Returns int32[N], the key number of each of the group's ids: an array, or a tensor on the group's device.
+
+        It serves to name the feature of a key with a gradient that is not finite.
+        """
         ...
 
     def absent(self, read: Any) -> NDArray[np.bool_]:
-        """bool[·]: whether the key of each number has no row."""
+        """Returns bool[·], by key number: True for keys without a row."""
         ...
 
 
 class CpuGroup:
-    """A group in this machine's memory.
+    """An embedding group in host memory.
 
     Args:
-        shards: the stores; keys are spread evenly over them.
-        pool: runs the shards side by side; None runs them in turn.
+        shards: the stores. Keys are spread evenly over them.
+        pool: runs the shards in parallel; None runs them in turn.
     """
 
     device_type = None
@@ -188,12 +197,12 @@ class CpuGroup:
 
 
 def ids_of(batch: Batch, group: Group) -> Ids:
-    """A batch's ids, as far as they are the group's."""
+    """Returns the ids of a group's features in a batch."""
     return Ids(batch.ids, batch.offsets, batch.num_examples, group.features, group.tables)
 
 
 def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Sized) -> str:
-    """Name of a feature that has an id of this key number."""
+    """Returns the name of a feature that has an id with this key number."""
     names = {
         f: name for output in group.outputs for f, name in zip(output.features, output.names, strict=True)
     }
@@ -201,11 +210,11 @@ def feature_of(group: Group, inverse: NDArray[np.int32], key: int, batch: Sized)
 
 
 READ, EVALUATED, UNSEEN = KINDS = ("ids.", "evaluated.", "unseen.")
-"""Prefixes of a feature's name: ids in training steps, ids in evaluations, and ids in evaluations that had no row."""
+"""Prefixes of feature names: ids in training steps, ids in evaluations, and ids in evaluations that had no row."""
 
 
 class FeatureCounts:
-    """Counts the ids of the features of some groups: how many training read, how many evaluations read, and how many of those had no row.
+    """Counts the ids of each feature: ids read in training, ids read in evaluations, and the latter without a row.
 
     Every occurrence of an id counts.
     """
@@ -218,23 +227,23 @@ class FeatureCounts:
         self._counts = np.zeros((len(KINDS), 1 + max(self._names, default=-1)), np.int64)
 
     def add_training(self, batch: Batch) -> None:
-        """Counts a batch of training."""
+        """Counts the ids of a training batch."""
         if batch.num_examples:
             self._counts[0] += np.diff(batch.offsets[:: batch.num_examples])[: self._counts.shape[1]]
 
     def add_evaluation(
         self, batch: Batch, group: Group, inverse: NDArray[np.int32], absent: NDArray[np.generic]
     ) -> None:
-        """Counts the ids that a batch of an evaluation has of one group.
+        """Counts one group's ids in an evaluation batch.
 
         Args:
-            inverse: int32[N], the number of the key of each of the group's ids.
-            absent: bool or uint8[U], whether the key of each number has no row.
+            inverse: int32[N], the key number of each of the group's ids.
+            absent: bool or uint8[U], by key number: True for keys without a row.
         """
         for feature in group.features.tolist():
             keys = inverse[batch.ids_of(feature)]
             self._counts[1:, feature] += [len(keys), int(np.count_nonzero(absent[keys]))]
 
     def read(self) -> dict[str, int]:
-        """The counts so far, by a prefix and the feature's name."""
+        """Returns the counts so far, by prefix and feature name."""
         return {k + n: int(self._counts[i, f]) for i, k in enumerate(KINDS) for f, n in self._names.items()}

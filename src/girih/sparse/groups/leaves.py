@@ -1,6 +1,6 @@
-"""The outputs of all groups as leaves of torch's graph: what a model takes, and where its gradients gather.
+"""Makes the outputs of all groups leaves of torch's graph: inputs of a model, which collect its gradients.
 
-An example batch of them serves tracing before there are data (HT §3.2).
+Also makes an example batch, so that the dense net can be traced before there are data (HT §3.2).
 
 Shapes: B examples, L ids of a sequence feature in the batch, D width of an embedding.
 """
@@ -26,13 +26,13 @@ from girih.sparse.spec import SparseSpec
 
 
 class Leaves:
-    """Tensors over the outputs of all groups.
+    """Leaf tensors of torch's graph over the outputs of all groups.
 
     Args:
-        arrays: of the outputs of all groups: float32[B, F, D], or [L, D] of a whole sequence; arrays, or tensors on
-            a GPU.
-        bounds: of each whole one of them: see :func:`~girih.sparse.groups.pack.sequence_bounds`.
-        train: whether they collect gradients.
+        arrays: the outputs of all groups: float32[B, F, D], or [L, D] for a whole sequence. Arrays, or tensors on a
+            GPU.
+        bounds: the bounds of each whole output: see :func:`~girih.sparse.groups.pack.sequence_bounds`.
+        train: whether the leaves collect gradients.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Leaves:
                 self._leaves.append([])
 
     def embeddings(self, examples: slice | None = None) -> Embeddings:
-        """Embeddings for a model: of all examples, or of a micro-batch. Each call makes leaves of its own."""
+        """Returns the embeddings of all examples, or of a micro-batch, for a model. Each call makes new leaves."""
         blocks, first_order, sequences = [], [], {}
         for output, array, bounds, leaves in zip(
             self._outputs, self._arrays, self._bounds, self._leaves, strict=True
@@ -77,18 +77,25 @@ class Leaves:
         return Embeddings(tuple(blocks), sequences, tuple(first_order))
 
     def gradients(self) -> list[Any]:
-        """For each output of all groups float32[·, D] where it lies, or None where it took no part in the loss."""
+        """Returns each output's gradient, float32[·, D] on its device, or None if it took no part in the loss."""
         return list(map(_summed, self._arrays, self._leaves))
 
     def largest(self, gradients: Sequence[NDArray[np.float32] | Tensor | None]) -> Tensor:
-        """float32[·] on their device: the largest absolute value of each of these gradients, NaN where it has one; waits for nothing."""
+        """Returns float32[·]: the largest absolute value of each gradient, or NaN if the gradient contains NaN.
+
+        The result is on the gradients' device. Does not wait for the device.
+        """
         device = torch.as_tensor(self._arrays[0]).device if len(self._arrays) else torch.device("cpu")
         return largest_of([gradient for _, gradient in self._with_gradients(gradients)], device)
 
     def nonfinite_feature(
         self, gradients: Sequence[NDArray[np.float32] | Tensor | None], largest: Sequence[float]
     ) -> str | None:
-        """A feature whose gradient is NaN or infinite, or None; ``largest`` are what the method of that name found."""
+        """Returns a feature with a gradient that is NaN or infinite, or None.
+
+        Args:
+            largest: the result of :meth:`largest`.
+        """
         for (output, gradient), value in zip(self._with_gradients(gradients), largest, strict=True):
             if not math.isfinite(value):
                 by_feature = gradient.view(-1, 1 if output.whole else len(output.names), gradient.shape[-1])
@@ -99,7 +106,7 @@ class Leaves:
     def _with_gradients(
         self, gradients: Sequence[NDArray[np.float32] | Tensor | None]
     ) -> list[tuple[GroupOutput, Tensor]]:
-        """The outputs whose gradients hold any number."""
+        """Returns the outputs with a gradient that is not empty."""
         pairs = zip(self._outputs, gradients, strict=True)
         present = [(output, torch.as_tensor(gradient)) for output, gradient in pairs if gradient is not None]
         return [(output, gradient) for output, gradient in present if gradient.numel()]
@@ -108,7 +115,7 @@ class Leaves:
 def _summed(
     like: NDArray[np.float32] | Tensor, leaves: list[tuple[slice, Tensor]]
 ) -> NDArray[np.float32] | Tensor | None:
-    """The gradients of leaves that are rows of one array."""
+    """Adds up the gradients of leaves over one array. Returns None if no leaf has a gradient."""
     present = []
     for rows, leaf in leaves:
         if leaf.grad is not None:
@@ -131,14 +138,14 @@ SCALE = 0.01
 
 
 def example_of(spec: SparseSpec) -> tuple[Tensor, Embeddings]:
-    """An example batch packed as those of a run; see :func:`example_for`."""
+    """Returns an example batch with the groups of a run; see :func:`example_for`."""
     return example_for(spec.schema, spec.groups())
 
 
 def example_for(schema: Schema, groups: Sequence[Group], *, train: bool = True) -> tuple[Tensor, Embeddings]:
-    """Numeric inputs float32[B, X], of zeros, and embeddings at random, packed in groups; ``train`` has them collect gradients.
+    """Returns zeros as numeric inputs, float32[B, X], and random embeddings of all groups.
 
-    Sequences have one to three ids.
+    Sequences have one to three ids. With ``train``, the embeddings collect gradients.
     """
     random = np.random.default_rng(0)
     lengths = np.array(

@@ -1,6 +1,6 @@
-"""The shards that one process holds: opened, counted, saved, loaded.
+"""Opens, counts, saves and loads the shards that one process holds.
 
-All processes of a run hold the same number of shards, with consecutive numbers; a checkpoint has one file per shard.
+All processes of a run hold the same number of shards, with consecutive numbers. A checkpoint has one file per shard.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from girih.telemetry.stats import LiveNumber
 
 
 class ShardsSave:
-    """Shards as they were at one moment, each to be one part of a checkpoint.
+    """Snapshots of shards at one moment. Each becomes one part of a checkpoint.
 
     Args:
-        files: the name of each part, and its shard, of which a live snapshot is taken.
+        files: the name of each part, and its shard. The constructor takes a live snapshot of each shard.
     """
 
     def __init__(self, writer: Storage, files: Iterable[tuple[str, Store]]) -> None:
@@ -48,7 +48,7 @@ class ShardsSave:
             raise
 
     def write(self) -> Parts:
-        """Writes every shard's part; each shard is free again as soon as its own is written."""
+        """Writes the part of every shard. Releases the snapshot of each shard when its part is written."""
         parts: dict[str, PartFacts] = {}
         for name, covers, snapshot in self._parts:
             with snapshot, self._writer.create(name) as sink:
@@ -57,20 +57,21 @@ class ShardsSave:
         return parts
 
     def close(self) -> None:
-        """Ends what was not written."""
+        """Releases the snapshots that were not written."""
         for _, _, snapshot in self._parts:
             snapshot.close()
 
 
 class LocalShards:
-    """One process's part of all tables.
+    """The shards of one process: its part of all tables.
 
     Args:
-        place, num_places: which process of how many that hold shards.
-        segment: begins the names of shared memory; None where shards are private to the process.
-        elsewhere: tables that other processes hold whole; None where every process has a part of each table.
+        place, num_places: the number of this process, and the number of processes that hold shards.
+        segment: the prefix of the names of shared memory. None if shards are private to the process.
+        elsewhere: the tables that other processes hold whole. None if every process has a part of each table.
         gpu: see :class:`girih.sparse.spec.SparseSpec`.
-        attach: goes on with the shared memory that an earlier process left, which is repaired where it died amid a change.
+        attach: attaches to the shared memory that an earlier process left. Repairs the memory if the process died
+            during a change.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class LocalShards:
             raise
 
     def counters(self) -> dict[str, int]:
-        """Sums over all shards, see ``Store.counters`` and ``tier_counters``, and ``rows``, ``peeks``, ``absent``."""
+        """Returns sums over all shards: ``Store.counters``, ``tier_counters``, and ``rows``, ``peeks``, ``absent``."""
         total: Counter[str] = Counter()
         for _, store in self.files():
             total.update(store.counters())
@@ -121,18 +122,21 @@ class LocalShards:
         return dict(total)
 
     def rows(self) -> dict[str, int]:
-        """Rows here of each table."""
+        """Returns the number of rows of each table in this process."""
         rows: Counter[str] = Counter()
         for _, store in self.files():
             rows.update(_rows_of(store))
         return dict(rows)
 
     def live(self) -> Mapping[str, LiveNumber]:
-        """Counters and rows for :meth:`girih.telemetry.stats.Stats.watch`; empty where rows are on a GPU, which to ask takes it time."""
+        """Returns counters and rows for :meth:`girih.telemetry.stats.Stats.watch`.
+
+        Empty if rows are on a GPU, because reading them takes GPU time.
+        """
         return {} if self._on_gpu else {"store": self.counters(), "rows": self.rows()}
 
     def repair_summary(self) -> str:
-        """A line on the repairs of attached memory; "" if no verb was cut short."""
+        """Returns a line about the repairs of attached memory, or "" if no verb was interrupted."""
         repaired = [(store.spec, store.repaired) for _, store in self.files() if store.repaired is not None]
         if not repaired:
             return ""
@@ -142,47 +146,48 @@ class LocalShards:
             if state.torn is not None
         ]
         rows = (
-            "no row torn" if not torn else f"torn, with some numbers from before an update: {', '.join(torn)}"
+            "no row is torn" if not torn else f"torn rows (partly from before an update): {', '.join(torn)}"
         )
         return f"{len(repaired)} of {len(list(self.files()))} shards were repaired, {rows}"
 
     def note_push(self, push: Push) -> None:
-        """Notes a push as applied in all shards, those that have no key of it among them."""
+        """Records a push as applied in all shards, also in shards without keys of the push."""
         for _, store in self.files():
             store.note_push(push)
 
     def have_applied(self, push: Push) -> bool:
-        """Whether all shards have applied a push whole."""
+        """Returns whether all shards have applied a push completely."""
         return all(store.has_applied(push) for _, store in self.files())
 
     def forget_pushes(self) -> None:
-        """Forgets all pushes: whoever numbered them begins anew."""
+        """Forgets all pushes, because their senders restart their numbering."""
         for _, store in self.files():
             store.forget_pushes()
 
     def begin_save(self, writer: Storage) -> ShardsSave:
-        """Takes a live snapshot of every shard, to be written as parts of a checkpoint."""
+        """Takes a live snapshot of every shard, for the parts of a checkpoint."""
         return ShardsSave(writer, self.files())
 
     def knows_changes(self, since: int) -> bool:
-        """Whether all shards know what changed since a version."""
+        """Returns whether all shards know their changes since a version."""
         return all(store.knows_changes(since) for _, store in self.files())
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> SegmentRows:
-        """See :class:`girih.publishing.shards.SegmentShards`."""
+        """Starts a segment of a log. See :class:`girih.publishing.shards.SegmentShards`."""
         return SegmentShards(writer, self.files(), number, since, self.pool)
 
     def load(self, reader: PartReader) -> None:
-        """Replaces all rows by those of any number of shards that belong here.
+        """Replaces all rows with the checkpoint's rows that belong to this process. The number of shards may differ.
 
         Raises:
-            CheckpointError: a part is damaged, its rows do not fit, or all of a table's would expire; no row was replaced.
+            CheckpointError: a part is damaged, its rows do not fit, or all rows of a table would expire. No row was
+                replaced.
         """
         opened_files: list[tuple[Store, list[SnapshotFile], set[str]]] = []
         all_tables = {table.name for group in self.groups for table in group.spec.tables}
         for group, stores in zip(self.groups, self.stores, strict=True):
             tables = [table.name for table in group.spec.tables]
-            # a checkpoint may have been packed otherwise
+            # the checkpoint may have packed tables into other groups
             elsewhere = {*self._elsewhere, *(all_tables - set(tables))}
             opened: dict[str, SnapshotFile] = {}
             for store in stores:
@@ -203,13 +208,13 @@ class LocalShards:
             store.restore(files, optimizer_state=reader.optimizer_state, elsewhere=elsewhere)
 
     def peek(self, table: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The columns that training sees of some rows of a table that is here, float32[n, W]; initial values where there is no row.
+        """Reads columns of a table's rows without changing them: float32[n, W], initial values for ids without a row.
 
         Args:
-            ids: int64[n], any number of times each.
+            ids: int64[n], which may repeat.
 
         Raises:
-            KeyError: there is no such table here.
+            KeyError: this process does not hold the table.
         """
         number = next((n for n, group in enumerate(self.groups) if table in _names(group)), None)
         if number is None:
@@ -227,14 +232,14 @@ class LocalShards:
         return values[inverse]
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Releases the memory of all shards."""
         if self.pool is not None:
             self.pool.shutdown()
         for _, store in self.files():
             store.close()
 
     def files(self) -> Iterator[tuple[str, Store]]:
-        """Every shard here, and the name of its part of a checkpoint."""
+        """Yields every shard of this process, with the name of its checkpoint part."""
         for stores in self.stores:
             for number, store in enumerate(stores, self._first_file):
                 yield part_name(store.spec.name, number), store

@@ -1,4 +1,4 @@
-"""Packing: tables of equal row layout become one group, which one operation serves (PICASSO §III-B)."""
+"""Packs tables with the same row layout into one group, which one operation serves (PICASSO §III-B)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ T = TypeVar("T")
 Member = tuple[int, Categorical | Sequence]
 """A feature's index among the batch's features, and the feature."""
 _Layout = tuple[tuple[Segment, ...], str]
-"""Segments of a row, and its dtype."""
+"""The segments and the dtype of a row."""
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 class Sized(Protocol):
-    """A batch, as far as the sizes of tensors depend on it, wherever its ids are."""
+    """The part of a batch that determines the sizes of tensors. The ids may be on any device."""
 
     @property
     def num_examples(self) -> int:
@@ -44,12 +44,12 @@ class Sized(Protocol):
 
 @dataclass(frozen=True)
 class GroupOutput:
-    """One tensor that a group gives: a segment's columns, pooled for some features or whole for one.
+    """One output tensor of a group: a segment's columns, pooled for several features or whole for one sequence.
 
     Attributes:
-        segment: which columns.
+        segment: the segment of the row, which has the columns.
         features: indices among the batch's features.
-        whole: every id's vector, as sequences have it; else one vector a bag.
+        whole: True if the tensor has one vector for each id (sequences), False if one for each bag.
     """
 
     segment: Segment
@@ -63,7 +63,7 @@ class GroupOutput:
     def of(
         cls, segment: Segment, first_column: int, members: Iterable[Member], *, whole: bool = False
     ) -> GroupOutput:
-        """A segment's columns for some features."""
+        """Makes the output of a segment for some features."""
         indices, features = zip(*members, strict=True)
         return cls(
             segment=segment,
@@ -75,11 +75,11 @@ class GroupOutput:
         )
 
     def ids_in(self, batch: Sized) -> slice:
-        """Slice of the ids of a whole output's one feature in a batch."""
+        """Returns the slice of a batch's ids that a whole output reads. A whole output has one feature."""
         return batch.ids_of(int(self.features[0]))
 
     def shape_in(self, batch: Sized) -> tuple[int, ...]:
-        """The shape of the tensor for a batch."""
+        """Returns the shape of the tensor for a batch."""
         if self.whole:
             ids = self.ids_in(batch)
             return ids.stop - ids.start, self.segment.dim
@@ -88,11 +88,11 @@ class GroupOutput:
 
 @dataclass(frozen=True)
 class Group:
-    """Tables that one store holds, the features that read them, and the tensors that come out."""
+    """Tables that one store holds, the features that read them, and the output tensors."""
 
     spec: GroupSpec
     features: NDArray[np.int64]
-    """Indices among the batch's features; those of one table stand together."""
+    """Indices among the batch's features. Features of the same table are adjacent."""
     tables: NDArray[np.int32]
     """The table number of each of :attr:`features`."""
     outputs: tuple[GroupOutput, ...]
@@ -102,7 +102,7 @@ POOLING_MODES = {"sum": 0, "mean": 1, "sqrtn": 2}
 
 
 def sequence_bounds(groups: Iterable[Group], batch: Batch) -> list[NDArray[np.int32]]:
-    """For each whole output of all groups: where each example's ids begin, and the last one's end, int32[B+1]."""
+    """Returns, for each whole output of all groups, int32[B+1]: the begin of each example's ids, and the last end."""
     size, bounds = batch.num_examples, []
     for group in groups:
         for output in group.outputs:
@@ -113,7 +113,7 @@ def sequence_bounds(groups: Iterable[Group], batch: Batch) -> list[NDArray[np.in
 
 
 def by_group(groups: Iterable[Group], items: Iterable[T]) -> list[list[T]]:
-    """One item for each output of all groups, as a list for each group."""
+    """Splits items, one for each output of all groups, into one list for each group."""
     items, grouped = iter(items), []
     for group in groups:
         grouped.append(list(islice(items, len(group.outputs))))
@@ -128,16 +128,16 @@ def pack(
     seed: int = 0,
     partition: Mapping[str, Seq[str]] | None = None,
 ) -> tuple[Group, ...]:
-    """Groups the schema's tables by row layout: segments with their dim and optimizer, and dtype.
+    """Groups the schema's tables by row layout: the dtype, and each segment's dim and optimizer.
 
     Args:
-        needs: feature name → what the model reads of it ("embedding", "first_order", "sequence").
-        optimizer: of embeddings, where a table has none of its own.
-        first_order_optimizer: of first-order weights, where a table has none; the embeddings' one where None.
-        partition: group name → its tables, as a plan has them; None has all tables of one layout in one group.
+        needs: feature name → the parts that the model reads ("embedding", "first_order", "sequence").
+        optimizer: updates the embeddings of tables that name no optimizer.
+        first_order_optimizer: updates the first-order weights of these tables; None takes ``optimizer``.
+        partition: group name → its tables, from a plan. None puts all tables with the same layout into one group.
 
     Raises:
-        ConfigError: a partition that has not every table once, or tables of several layouts in one group.
+        ConfigError: the partition does not have every table once, or a group has tables with different layouts.
     """
     members_of: defaultdict[str, list[Member]] = defaultdict(list)
     for index, feature in enumerate(schema.sparse):
@@ -177,7 +177,7 @@ def pack(
 
 
 def _by_layout(layouts: Mapping[str, _Layout]) -> dict[str, list[str]]:
-    """Tables of one layout as one group, under a name that says the layout."""
+    """Returns one group for each layout: its name, which describes the layout, and its tables."""
     packed: defaultdict[_Layout, list[str]] = defaultdict(list)
     for table, layout in layouts.items():
         packed[layout].append(table)
@@ -191,7 +191,7 @@ def _by_layout(layouts: Mapping[str, _Layout]) -> dict[str, list[str]]:
 
 
 def _check_partition(partition: Mapping[str, Seq[str]], layouts: Mapping[str, _Layout]) -> None:
-    """Refuses what is no packing of these tables."""
+    """Raises ConfigError if a partition is not a packing of these tables."""
     times = Counter(table for tables in partition.values() for table in tables)
     for table in (*layouts, *times):
         if table not in layouts:
@@ -199,7 +199,7 @@ def _check_partition(partition: Mapping[str, Seq[str]], layouts: Mapping[str, _L
         if times[table] != 1:
             raise ConfigError(f"plan: groups: table {table!r} is in {times[table]} groups, expected one")
     for name, tables in partition.items():
-        if not NAME.fullmatch(name):  # it is part of the names of files
+        if not NAME.fullmatch(name):  # file names contain it
             raise ConfigError(f"plan: groups: {name!r}: expected a name of letters, digits, '-', '_' and '.'")
         if not tables:
             raise ConfigError(f"plan: groups: group {name!r} has no table; leave it out")
@@ -207,8 +207,8 @@ def _check_partition(partition: Mapping[str, Seq[str]], layouts: Mapping[str, _L
         for table in others:
             if layouts[table] != layouts[first]:
                 raise ConfigError(
-                    f"plan: groups: tables {first!r} and {table!r} of group {name!r} differ in dim, optimizer, dtype or in what"
-                    " the model reads of them; one group needs them alike"
+                    f"plan: groups: tables {first!r} and {table!r} of group {name!r} differ in dim, optimizer, dtype or in the"
+                    " parts that the model reads; tables of one group must agree in them"
                 )
 
 
@@ -232,19 +232,20 @@ def _outputs(segments: tuple[Segment, ...], members: list[Member], needs: Needs)
 
 
 def served_schema(schema: Schema) -> Schema:
-    """The schema without what training alone needs of its tables: optimizers, admission and eviction."""
+    """Returns the schema without the table options that only training needs: optimizers, admission, eviction."""
     tables = [replace(table, optimizer=None, admission=None, eviction=None) for table in schema.tables]
     return Schema(schema.features, schema.labels, tables, null_values=schema.null_values)
 
 
 def served_groups(schema: Schema, needs: Needs, seed: int) -> tuple[Group, ...]:
-    """All tables packed by their columns and dtype alone, which are the same for whoever writes rows and whoever reads them.
+    """Packs all tables only by their columns and dtype. Writers and readers of rows get the same groups.
 
-    Every group of training is a part of one of these: tables of one optimizer and row layout have equal columns. Table numbers differ,
-    so that rows of training find their number by the table's name.
+    Every group of training is a part of one of these groups, because tables with the same optimizer and row layout
+    have the same columns. Table numbers differ, so rows from training find their table number by the table's name.
 
     Args:
-        schema: of the run. needs: what the model reads: ``girih.models.needs_of(model, schema)``.
-        seed: of the run; initial values are a function of it.
+        schema: the run's schema.
+        needs: the parts that the model reads: ``girih.models.needs_of(model, schema)``.
+        seed: the run's seed. Initial values are a function of the seed.
     """
-    return pack(served_schema(schema), needs, SGD(), seed=seed)  # which has no state
+    return pack(served_schema(schema), needs, SGD(), seed=seed)  # SGD has no state

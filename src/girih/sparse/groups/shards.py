@@ -1,7 +1,7 @@
-"""The keys' side of a group: ids become unique keys of each shard, keys become rows, gradients move rows.
+"""Turns ids into unique keys of each shard, reads the rows of keys, and updates rows with gradients.
 
-Every shard's thread finds its own keys among all ids, so that nothing is sorted or copied between them. Keys are numbered
-across shards: those of shard s start at s · n, where n is the number of ids of the group.
+The thread of each shard finds the shard's keys among all ids, so threads sort and copy nothing for each other. Key
+numbers are unique across shards: the keys of shard s start at s · n, and n is the number of ids of the group.
 
 Shapes: F features of the group, N ids, U unique keys of a shard, W columns of a row.
 """
@@ -27,9 +27,9 @@ from girih.store import Keys, Push, RowUpdate, Store
 
 T = TypeVar("T")
 NO_AMOUNTS = sealed(np.empty(0, np.int32))
-FEW_IDS = 8192  # one thread is done with fewer before a second thread wakes
-COPIED_BYTES = 20 << 20  # rows of a batch are copied up to this size, because more would leave the caches
-WIDE = 64  # columns below which that pays later: an address costs as much to follow however narrow its row
+FEW_IDS = 8192  # with fewer ids, one thread finishes before a second thread wakes
+COPIED_BYTES = 20 << 20  # up to this size, the rows of a batch are copied; more would not fit into the caches
+WIDE = 64  # narrower rows are copied up to a larger size: following an address costs the same for any width
 
 
 @dataclass
@@ -37,11 +37,11 @@ class ShardKeys:
     """The unique keys of one shard in one batch.
 
     Attributes:
-        keys, tables, counts: int64[U], int32[U], int32[U], how often each occurs.
+        keys, tables, counts: int64[U], int32[U], int32[U]. A count says how often the key occurs.
         first: the number of the first key.
-        ends: int64[F], how many keys there are after each feature; those of one table stand together.
-        rows: int32[U], row numbers in the shard, -1 for keys without a row: a hint, which the store verifies;
-            None where nobody looked.
+        ends: int64[F], the number of keys up to and including each feature's table. Keys of one table are adjacent.
+        rows: int32[U], row numbers in the shard, -1 for keys without a row. They are a hint, which the store verifies.
+            None before the rows are looked up.
     """
 
     keys: NDArray[np.int64]
@@ -57,8 +57,8 @@ class GroupKeys:
     """The unique keys of a batch in all shards of a group.
 
     Attributes:
-        inverse: int32[N], the number of the key of each of the group's ids.
-        num_ids: how many ids of the batch are the group's.
+        inverse: int32[N], the key number of each of the group's ids.
+        num_ids: the number of the batch's ids that belong to the group.
     """
 
     shards: list[ShardKeys]
@@ -67,7 +67,7 @@ class GroupKeys:
 
     @property
     def end(self) -> int:
-        """The number behind all keys'."""
+        """The first number after all key numbers."""
         last = self.shards[-1]
         return last.first + len(last.keys)
 
@@ -80,7 +80,7 @@ class GroupKeys:
         return count
 
     def absent(self) -> NDArray[np.bool_]:
-        """Whether each key has no row, by the keys' numbers: bool[·]. Their rows were read before."""
+        """Returns bool[·], by key number: True for keys without a row. Call it after the rows were read."""
         absent = np.zeros(self.end, np.bool_)
         for shard in self.shards:
             absent[shard.first : shard.first + len(shard.keys)] = shard.rows is not None and shard.rows < 0
@@ -92,8 +92,8 @@ class UniqueRows:
     """The rows of the unique keys of a batch.
 
     Attributes:
-        addresses: int64[·], by the keys' numbers: where each row's float32[W] lie, until the shards' next verb.
-        memory: arrays that hold them, where they are copies.
+        addresses: int64[·], by key number: the address of each row's float32[W], valid until the shards' next verb.
+        memory: arrays that must stay alive because they hold copies of rows.
     """
 
     addresses: NDArray[np.int64]
@@ -103,20 +103,23 @@ class UniqueRows:
     def received(
         cls, arrays: Sequence[NDArray[Any]], sizes: Sequence[int], width: int, label: str = "rows"
     ) -> UniqueRows:
-        """Rows that came over a wire, float32[size, W] from each sender, one after the other.
+        """Makes the object from received rows: float32[size, W] from each sender, in order.
 
         Raises:
-            WireError: an array is something else.
+            WireError: an array has another dtype or shape, or is not contiguous.
         """
         checked = [as_rows(array, size, width, label) for array, size in zip(arrays, sizes, strict=True)]
         return cls(np.concatenate([addresses_in(array) for array in checked]), checked)
 
 
 def as_rows(array: NDArray[Any], size: int, width: int, label: str) -> NDArray[np.float32]:
-    """An array that came over a wire, as kernels take it, which follow addresses and check nothing.
+    """Checks and returns a received array of rows. Kernels read it by addresses, without checks.
+
+    Args:
+        label: names the array in errors.
 
     Raises:
-        WireError: it is not float32[size, width] in one piece; says whose it is.
+        WireError: the array is not a contiguous float32[size, width].
     """
     whole = bool(array.flags.c_contiguous)
     if array.dtype != np.float32 or array.shape != (size, width) or not whole:
@@ -128,7 +131,7 @@ def as_rows(array: NDArray[Any], size: int, width: int, label: str) -> NDArray[n
 
 
 def addresses_in(array: NDArray[np.float32], out: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """The address of each row of a C-contiguous array, int64[·]; written to ``out`` where it is given."""
+    """Returns int64[·], the address of each row of a C-contiguous array. Writes to ``out`` if it is given."""
     size, width = array.shape
     addresses: NDArray[np.int64] = np.multiply(
         _numbers(size.bit_length())[:size], array.itemsize * width, out=out
@@ -144,12 +147,12 @@ def _numbers(bits: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Ids:
-    """The ids of some features as they lie in a batch: see :class:`girih.data.batch.Batch`.
+    """The ids of some features, in the layout of a :class:`girih.data.batch.Batch`.
 
     Attributes:
-        features, tables: int64[F], int32[F]: which features, and the table of each; those of one table
-            stand together.
-        sizes: numbers of ids: of these features together, and of the table with most.
+        features, tables: int64[F], int32[F]: the features, and the table of each. Features of the same table are
+            adjacent.
+        sizes: the number of ids of all these features, and of the table that has the most.
     """
 
     ids: NDArray[np.int64]
@@ -167,7 +170,7 @@ class Ids:
 
 
 class Dedup:
-    """One thread's hash table, and memory for the ids of one table."""
+    """Finds unique keys in one thread. It holds the thread's hash table, and memory for the ids of one table."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
@@ -186,11 +189,13 @@ class Dedup:
         first: int = 0,
         amounts: NDArray[np.int32] | None = None,
     ) -> ShardKeys:
-        """The unique keys that belong to one of so many shards; writes their numbers, from ``first`` on, to
-        ``inverse``.
+        """Returns the unique keys that belong to one of ``num_shards`` shards.
 
         Args:
-            amounts: int32[N], how often each id stands for itself, where ``inverse`` is -1 before; None is once.
+            inverse: int32[N], output: the number of each id's key.
+            first: the number of the first key.
+            amounts: int32[N], the count of each id; ``inverse`` must then be -1 before the call. None counts each id
+                once.
         """
         num_ids, of_table = of.sizes
         self._make_room(num_ids, of_table)
@@ -214,12 +219,14 @@ class Dedup:
         behind: NDArray[np.int64],
         ends: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The unique keys, and how often each occurs, routed to the places that own so many neighbours of all shards.
+        """Returns the unique keys and their counts, sorted by the place that owns each key.
 
         Args:
-            inverse: int32[N], written: the number of each id's key.
-            behind: int64[M], the first example behind each micro-batch.
-            ends: int64[P · M, T], written: the number of the first key behind those of each place, micro-batch and table.
+            inverse: int32[N], output: the number of each id's key.
+            shards_each: the number of shards of each place, which are adjacent.
+            behind: int64[M], the first example after each micro-batch.
+            ends: int64[P · M, T], output: the number of the first key after the keys of each place, micro-batch and
+                table.
         """
         num_ids, of_table = of.sizes
         self._make_room(num_ids, of_table)
@@ -239,7 +246,7 @@ class Dedup:
         if len(self._hashes) < ids_of_table * (1 + parted):
             self._hashes = np.empty(ids_of_table * (1 + parted), np.uint64)
             self._positions = np.empty(ids_of_table * (1 + parted), np.int32)
-        num_slots = kernels.SLOTS_PER_ID * ids_of_table  # all of a table's ids may be of one part
+        num_slots = kernels.SLOTS_PER_ID * ids_of_table  # one part may have all ids of a table
         if len(self._slots) < num_slots:
             self._slots = np.zeros(1 << (num_slots - 1).bit_length(), np.int32)
             self._base = 1
@@ -252,8 +259,8 @@ class Shards:
     """The shards of a group that this process holds.
 
     Args:
-        stores: neighbours among all shards of the group, over which keys are spread evenly.
-        pool: runs them side by side; None runs them in turn.
+        stores: adjacent shards of the group. Keys are spread evenly over all shards of the group.
+        pool: runs the shards in parallel; None runs them in turn.
 
     Attributes:
         dim: W.
@@ -274,19 +281,21 @@ class Shards:
         counts: NDArray[np.int32] | None = None,
         keys: GroupKeys | None = None,
     ) -> tuple[GroupKeys, UniqueRows]:
-        """Reads the rows of the keys that belong here; ``train`` gives new keys rows and marks rows as used.
+        """Reads the rows of the keys that these shards own.
 
-        Numbers of ids that belong elsewhere are any, or -1 where ``counts`` are given.
+        With ``train``, new keys get rows, and rows are marked as used.
+
+        In the result, the key numbers of ids of other shards are arbitrary, or -1 if ``counts`` is given.
 
         Args:
-            counts: int32[N], how often each id stands for itself; None is once.
-            keys: the result of :meth:`find`, read at most once; None calls it now.
+            counts: int32[N], the count of each id. None counts each id once.
+            keys: the result of :meth:`find`, which serves at most one lookup. None calls it now.
 
         Returns:
             The keys, and their rows.
 
         Raises:
-            ConfigError: 32 bits cannot number the keys of this many ids and shards.
+            ConfigError: the ids and shards are too many to number the keys with 32 bits.
         """
         num_ids = of.sizes[0]
         inverse = self._inverse(of, marked=counts is not None) if keys is None else keys.inverse
@@ -313,14 +322,17 @@ class Shards:
         return read_keys, UniqueRows(addresses, (values,))
 
     def find(self, of: Ids, *, counts: NDArray[np.int32] | None = None) -> GroupKeys:
-        """The unique keys that belong here; no row is read, and none is known. Args, and errors, as of :meth:`lookup`."""
+        """Returns the unique keys that these shards own, without rows.
+
+        Arguments and errors are the same as in :meth:`lookup`.
+        """
         inverse = self._inverse(of, marked=counts is not None)
         find_shard = partial(self._unique, of, inverse, counts=counts)
         num_ids = of.sizes[0]
         return GroupKeys(run_parts(self.pool, len(self.stores), find_shard, num_ids), inverse, num_ids)
 
     def fetch(self, keys: GroupKeys) -> None:
-        """Begins to read the rows of the next lookup from tiers below memory; changes no result."""
+        """Starts to read the rows of the next lookup from tiers below memory. Changes no result."""
         for store, mine in zip(self.stores, keys.shards, strict=True):
             store.fetch(Keys(mine.keys, mine.tables))
 
@@ -333,10 +345,11 @@ class Shards:
         terms_of: Callable[[ShardKeys], Terms] | None = None,
         push: Push | None = None,
     ) -> int:
-        """Moves rows by gradients, float32[·, W], one for the key of each number; returns how many were dropped.
+        """Updates rows with gradients. Returns the number of gradients that were dropped because their key has no row.
 
         Args:
-            terms_of: for a shard's keys, the sums that their gradients are; ``gradients`` are then what is summed.
+            gradients: float32[·, W], by key number. If ``terms_of`` is given: the rows to be summed.
+            terms_of: returns, for a shard's keys, the rows of ``gradients`` that each key's gradient sums.
             push: see :meth:`girih.store.Store.apply_gradients`.
         """
 
@@ -351,12 +364,12 @@ class Shards:
         return sum(run_parts(self.pool, len(keys.shards), apply_shard, num_ids))
 
     def _inverse(self, of: Ids, *, marked: bool = False) -> NDArray[np.int32]:
-        """Memory for the number of each id's key; ``marked`` fills it with -1."""
+        """Returns memory for the key number of each id; ``marked`` fills it with -1."""
         num_ids, num_shards = of.sizes[0], len(self.stores)
         if num_ids * num_shards > kernels.MAX_NUMBER:
             raise ConfigError(
                 f"group {self.stores[0].spec.name}: {num_ids:,} ids in one batch × {num_shards} shards, expected at"
-                f" most {kernels.MAX_NUMBER:,}: lower data.batch_size, or store.shards"
+                f" most {kernels.MAX_NUMBER:,}: lower data.batch_size or store.shards"
             )
         inverse = self._buffers.take(np.int32, len(of.ids))
         if marked:
@@ -371,19 +384,19 @@ class Shards:
 
 
 def copied(num_keys: int, dim: int) -> bool:
-    """Whether rows of so many keys are pooled from copies and moved by sums that are formed before, rather than in place."""
+    """Returns whether rows are copied for pooling, and gradients are summed before the update, instead of in place."""
     return 4 * num_keys * dim * min(1, dim / WIDE) <= COPIED_BYTES
 
 
 def run_parts(
     pool: ThreadPoolExecutor | None, num_parts: int, work: Callable[[int], T], num_ids: int
 ) -> list[T]:
-    """Runs the parts in parallel, the first one in this thread; without a pool, or for a small batch, in turn."""
+    """Runs the parts in parallel, the first in this thread. Runs them in turn without a pool or for a small batch."""
     if pool is None or num_ids < FEW_IDS:
         return list(map(work, range(num_parts)))
     others = [pool.submit(work, part) for part in range(1, num_parts)]
     try:
         first = work(0)
-    finally:  # whatever happens, nobody works on after this
+    finally:  # after an error too, no thread may go on working
         wait(others)
     return [first, *(other.result() for other in others)]
