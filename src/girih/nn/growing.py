@@ -23,8 +23,8 @@ from girih.nn.growing_tables import GrowingTables, TableReader
 from girih.nn.inputs import Bags
 from girih.nn.refusals import ATTRIBUTES, UNCAPTURED, UNCOPIED, refuse_ranks, refuse_weights
 from girih.schema import Categorical
+from girih.sparse.groups.embedding_group import AnyGroup, ReadRows
 from girih.sparse.groups.gpu_batch import GpuBatch
-from girih.sparse.groups.group import EmbeddingGroup, ReadRows
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import POOLING_MODES, GroupOutput, by_group
 from girih.sparse.halves.row_updates import apply_all
@@ -303,7 +303,8 @@ class GrowingModule(nn.Module):
         )
 
 
-def _read(group: EmbeddingGroup, batch: Any, step: int, *, train: bool) -> ReadRows:
+def _read(group: AnyGroup, batch: Any, step: int, *, train: bool) -> ReadRows:
+    read: ReadRows
     read, fill = group.lookup(batch, step, train=train)
     fill(slice(0, batch.num_examples))
     return read

@@ -20,7 +20,7 @@ from girih.nn.inputs import integers
 from girih.nn.refusals import UNCAPTURED
 from girih.optim import SparseOptimizer
 from girih.schema import Categorical, Schema
-from girih.sparse.groups.group import EmbeddingGroup
+from girih.sparse.groups.embedding_group import AnyGroup
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group, pack
 from girih.sparse.halves.local import open_group
@@ -66,7 +66,7 @@ class TableReader:
 
     def follow(self, shards: LocalShards, device: str) -> None:
         """Switches to other shards. ``device`` is the argument of :func:`~girih.sparse.halves.local.open_group`."""
-        self.groups: list[EmbeddingGroup] = [
+        self.groups: list[AnyGroup] = [
             open_group(device, group, stores, shards.pool)
             for group, stores in zip(self._packed, shards.stores, strict=True)
         ]

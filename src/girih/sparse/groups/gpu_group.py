@@ -79,7 +79,7 @@ class GpuGroup:
 
     @property
     def device_type(self) -> str:
-        """See :class:`girih.sparse.groups.group.EmbeddingGroup`."""
+        """See :class:`girih.sparse.groups.embedding_group.EmbeddingGroup`."""
         return self.device.type
 
     @property
@@ -88,7 +88,7 @@ class GpuGroup:
         return self._bags.device
 
     def find(self, batch: Batch | GpuBatch) -> GpuKeys:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`. Runs on a separate stream, next to other GPU work."""
+        """See :class:`~girih.sparse.groups.embedding_group.EmbeddingGroup`. Runs on a separate stream, next to other GPU work."""
         with self._side() as ready:
             return self._bags.find(batch, train=True, ready=ready)
 
@@ -100,7 +100,7 @@ class GpuGroup:
     def lookup(
         self, batch: Batch | GpuBatch, step: int, *, train: bool, keys: GpuKeys | None = None
     ) -> tuple[GpuRead, Fill]:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
+        """See :class:`~girih.sparse.groups.embedding_group.EmbeddingGroup`."""
         keys = self._bags.find(batch, train=train) if keys is None else keys
         take_over(keys.ready, keys, self._bags.device)
         read, addresses = self._looked_up(keys, batch, step, train=train)
@@ -130,7 +130,7 @@ class GpuGroup:
     def gradients(
         self, read: GpuRead, gradients: Sequence[Tensor | None], batch: Batch | GpuBatch
     ) -> GpuGradients | None:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`. Does not wait for the GPU."""
+        """See :class:`~girih.sparse.groups.embedding_group.EmbeddingGroup`. Does not wait for the GPU."""
         if all(gradient is None for gradient in gradients):
             return None
         terms, pieces = read.keys.of_training()
@@ -143,17 +143,17 @@ class GpuGroup:
         return GpuGradients(*kernels.sums(*sum_inputs))
 
     def apply(self, read: GpuRead, gradients: GpuGradients, step: int, lr_scale: float) -> None:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
+        """See :class:`~girih.sparse.groups.embedding_group.EmbeddingGroup`."""
         keys = read.keys.keys
         change = DeviceUpdate(gradients.totals, gradients.nonfinite_key, step, lr_scale, gradients.direct)
         self._state.move(keys, read.rows, change)
 
     def inverse(self, read: GpuRead) -> Tensor:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`."""
+        """See :class:`~girih.sparse.groups.embedding_group.EmbeddingGroup`."""
         return read.keys.unique.inverse
 
     def absent(self, read: GpuRead) -> NDArray[np.bool_]:
-        """See :class:`~girih.sparse.groups.group.EmbeddingGroup`. Waits for the GPU."""
+        """See :class:`~girih.sparse.groups.embedding_group.EmbeddingGroup`. Waits for the GPU."""
         return np.asarray((torch.as_tensor(read.rows) < 0).cpu())
 
     def _looked_up(

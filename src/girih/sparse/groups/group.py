@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +34,7 @@ class GroupRead:
         keys: the unique keys of these rows.
     """
 
-    outputs: Sequence[Any]
+    outputs: Sequence[NDArray[np.float32]]
     keys: GroupKeys
 
 
@@ -54,84 +53,6 @@ class GroupGradients:
     totals: NDArray[np.float32]
     nonfinite_key: int
     terms_of: Callable[[ShardKeys], Terms] | None = None
-
-
-class ReadRows(Protocol):
-    """The rows of one group for one batch. Each kind of group adds its own attributes."""
-
-    @property
-    def outputs(self) -> Sequence[Any]:
-        """The tensors of the group's outputs, on its device."""
-        ...
-
-
-class SummedGradients(Protocol):
-    """The gradients of a group's keys. Each kind of group adds its own attributes."""
-
-    @property
-    def nonfinite_key(self) -> Any:
-        """A key with a gradient that is not finite, or -1: an int, or int32[1] on the group's device."""
-        ...
-
-
-class EmbeddingGroup(Protocol):
-    """One embedding group over the shards of one process. Each device has its own implementation.
-
-    Attributes:
-        group: tables, features and outputs.
-        device_type: the type of the torch device of the outputs, or None for arrays in host memory.
-    """
-
-    group: Group
-
-    @property
-    def device_type(self) -> str | None: ...
-
-    def find(self, batch: Batch) -> Any:
-        """Returns the unique keys of a batch, for the other methods. They depend only on the batch's ids."""
-        ...
-
-    def fetch(self, keys: Any) -> None:
-        """Starts to read the rows of the next lookup from tiers below memory. Changes no result."""
-        ...
-
-    def lookup(
-        self, batch: Batch, step: int, *, train: bool, keys: Any | None = None
-    ) -> tuple[ReadRows, Fill]:
-        """Reads the rows of a batch. With ``train``, new keys get rows, and rows are marked as used.
-
-        Args:
-            keys: the result of :meth:`find`. None calls it now.
-
-        Returns:
-            The rows, with outputs that are still empty, and a function that fills the outputs in. Fill in all
-            examples before you call another method of the group.
-        """
-        ...
-
-    def gradients(self, read: Any, gradients: Sequence[Any], batch: Batch) -> SummedGradients | None:
-        """Returns the gradient of each unique key, or None if no output took part in the loss.
-
-        Args:
-            gradients: the gradient of each output, float32[·, D] on this group's device. None if the output took no
-                part in the loss.
-        """
-        ...
-
-    def apply(self, read: Any, gradients: Any, step: int, lr_scale: float) -> None:
-        """Updates the rows with their gradients."""
-        ...
-
-    def inverse(self, read: Any) -> Any:
-        """Returns int32[N], the key number of each of the group's ids: an array, or a tensor on the group's device.
-
-        It serves to name the feature of a key with a gradient that is not finite.
-        """
-        ...
-
-    def absent(self, read: Any) -> NDArray[np.bool_]:
-        """Returns bool[·], by key number: True for keys without a row."""
-        ...
 
 
 class CpuGroup:

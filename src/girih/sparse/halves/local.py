@@ -16,8 +16,9 @@ from girih.data.batch import Batch
 from girih.errors import GirihError
 from girih.planner.placement import Placement
 from girih.sparse.groups.bags import Gradients
+from girih.sparse.groups.embedding_group import AnyGroup, ReadRows
 from girih.sparse.groups.gpu_batch import SharedCopy
-from girih.sparse.groups.group import CpuGroup, EmbeddingGroup, FeatureCounts, ReadRows
+from girih.sparse.groups.group import CpuGroup, FeatureCounts
 from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.pack import Group
 from girih.sparse.half import SparseStats
@@ -51,7 +52,7 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
         shards = LocalShards(groups, spec.resolved_store(), place=process, elsewhere=elsewhere, gpu=spec.gpu)
         super().__init__(groups, shards, micro_batches=micro_batches, ahead=ahead)
         shared_copy, device = SharedCopy(), spec.store.device or "cpu"
-        self.groups: list[EmbeddingGroup] = [
+        self.groups: list[AnyGroup] = [
             open_group((devices or {}).get(group.spec.name, device), group, stores, shards.pool, shared_copy)
             for group, stores in zip(groups, shards.stores, strict=True)
         ]
@@ -127,7 +128,7 @@ def open_group(
     shards: Sequence[Store],
     pool: ThreadPoolExecutor | None,
     shared_copy: SharedCopy | None = None,
-) -> EmbeddingGroup:
+) -> AnyGroup:
     """Returns the group on a device of the plan, "cpu" or "gpu".
 
     For the other arguments see :class:`CpuGroup` and ``GpuGroup``.

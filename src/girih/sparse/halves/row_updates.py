@@ -15,7 +15,8 @@ from torch import Tensor
 from girih.comm.group.trainers import Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
-from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of
+from girih.sparse.groups.embedding_group import AnyGroup, ReadRows
+from girih.sparse.groups.group import feature_of
 from girih.sparse.groups.pack import Group
 
 Inverses = Sequence[tuple[Group, NDArray[np.int32] | Tensor]]
@@ -43,7 +44,7 @@ def nonfinite_feature(inverses: Inverses, batch: Batch, keys: Numbers) -> str | 
 
 
 def apply_all(
-    groups: Sequence[EmbeddingGroup],
+    groups: Sequence[AnyGroup],
     reads: Sequence[ReadRows],
     gradients: Sequence[Sequence[Any]],
     batch: Batch,
@@ -56,7 +57,7 @@ def apply_all(
     Returns:
         A function: ``vote.reported`` on the host → a feature whose gradient is NaN or infinite, or None.
     """
-    updates: list[tuple[EmbeddingGroup, Any, Any]] = []
+    updates: list[tuple[AnyGroup, Any, Any]] = []
     for group, read, group_gradients in zip(groups, reads, gradients, strict=True):
         summed = group.gradients(read, group_gradients, batch)
         if summed is not None:
