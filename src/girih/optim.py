@@ -15,6 +15,13 @@ from girih.config.options import Options
 
 
 class _Optimizer(Options):
+    """Base of sparse optimizers.
+
+    Attributes:
+        lr: learning rate.
+        l2: λ of the L2 penalty on rows in the batch.
+    """
+
     owner = "{self.name}."
     name: ClassVar[str]
     misplaced_options: ClassVar[Mapping[str, str]] = {
@@ -27,6 +34,9 @@ class SGD(_Optimizer):
     """``row -= lr · v`` with ``v = momentum · v + gradient`` (``torch.optim.SGD``).
 
     State: ``dim`` floats with momentum, none without.
+
+    Attributes:
+        momentum: the factor of the earlier velocity; 0 keeps no velocity.
     """
 
     name = "sgd"
@@ -39,6 +49,10 @@ class Adagrad(_Optimizer):
     """``row -= lr · g / (sqrt(Σ g²) + eps)``, element by element (``torch.optim.Adagrad``).
 
     State: ``dim`` floats.
+
+    Attributes:
+        initial_accumulator_value: Σ g² of a new row.
+        eps: a small number that keeps the divisor above 0.
     """
 
     name = "adagrad"
@@ -52,6 +66,10 @@ class RowwiseAdagrad(_Optimizer):
     """Adagrad with one accumulator per row: the mean of g² over the row's columns.
 
     State: 1 float.
+
+    Attributes:
+        initial_accumulator_value: the accumulator of a new row.
+        eps: a small number that keeps the divisor above 0.
     """
 
     name = "rowwise_adagrad"
@@ -65,6 +83,10 @@ class Adam(_Optimizer):
     """Lazy Adam: moments move only for touched rows; bias correction counts all steps (``torch.optim.SparseAdam``).
 
     State: 2 · ``dim`` floats.
+
+    Attributes:
+        betas: the decay of the mean of g, and of the mean of g².
+        eps: a small number that keeps the divisor above 0.
     """
 
     name = "adam"
@@ -79,6 +101,12 @@ class FTRL(_Optimizer):
 
     ``lr`` is the paper's α, ``beta`` its β, ``l1`` its λ₁, ``l2`` its λ₂. Here ``l2`` belongs to the closed form of the
     weight, not to the gradient. State: 2 · ``dim`` floats (z, n).
+
+    Attributes:
+        lr: learning rate, α.
+        beta: β, which lowers the rate of the first steps.
+        l1: λ₁; a larger value makes more weights exactly 0.
+        l2: λ₂, which shrinks weights.
     """
 
     name = "ftrl"

@@ -28,6 +28,13 @@ DEFAULT_DIM = 16
 
 
 class _Feature(Options):
+    """Base of features.
+
+    Attributes:
+        name: name of the feature in models, metrics and errors.
+        column: the column of the data; None means the column ``name``.
+    """
+
     owner = "feature {self.name!r}: "
     kind: ClassVar[str]
     name: str
@@ -44,6 +51,19 @@ class _Feature(Options):
 
 
 class _Sparse(_Feature):
+    """Base of features with ids.
+
+    Attributes:
+        dim: width of an embedding; None takes the width of the table, or else of the defaults.
+        table: the table of the feature's rows; features may share a table. None means the table ``name``.
+        pooling: the vector of a bag: the mean or sum of its rows, or the sum over √n.
+        max_length: the maximum number of ids; a longer list keeps its last ids. None keeps all.
+        separator: the text between ids, if cells are strings; None if cells are lists or single ids.
+        list_format: "brackets" reads strings such as ``[1, 2]`` as lists, instead of ``separator``.
+        padding_id: an id that means "no id".
+        float_ids: true reads 7.0 as the id 7.
+    """
+
     misplaced_options: ClassVar[Mapping[str, str]] = {"embedding_dim": "did you mean 'dim'?"}
     dim: Dim | None = None
     table: str | None = None
@@ -91,6 +111,13 @@ class Categorical(_Sparse):
     "brackets"`` reads strings such as ``[1, 2]`` as bags. ``weight_separator`` splits each string of a bag into an id
     and its weight, such as ``7:0.5``. ``padding_id`` does not count as an id: bags drop it, and for examples with one
     id it is a missing id. With ``float_ids``, 7.0 is the id 7.
+
+    Attributes:
+        bucketize: rising boundaries, which turn a number into an id.
+        weights: a list column with one weight per id.
+        weight_separator: the text between an id and its weight.
+        transform: the part of a time that becomes the id.
+        time_unit: the unit of times that are numbers since 1970; None means seconds.
     """
 
     kind = "categorical"
@@ -153,6 +180,10 @@ class Numeric(_Feature):
 
     ``log1p`` is ln(1 + max(x, 0)). ``standardize`` takes mean and deviation from the training data. ``hour`` and
     ``weekday`` read a time, as in :class:`Categorical`, and come first.
+
+    Attributes:
+        transform: the transforms, one or a list.
+        time_unit: the unit of times that are numbers since 1970; None means seconds.
     """
 
     kind = "numeric"
@@ -190,6 +221,9 @@ class Labels(Options):
     ``weight`` names a column that weights examples.
 
     Attributes:
+        names: the labels in order; AUC and early stopping watch the first one.
+        derive: label → a condition on columns that makes the label.
+        weight: a column of weights of the examples; None weights all alike.
         loss: label → ``bce`` (binary cross-entropy of a logit, the default), ``mse`` or ``huber`` (of the plain
             output).
         huber_delta: the error from which Huber's loss grows linearly.
@@ -238,7 +272,11 @@ class Labels(Options):
 
 
 class Defaults(Options):
-    """The section ``[defaults]``: values for features and tables that do not set them."""
+    """The section ``[defaults]``: values for features and tables that do not set them.
+
+    Attributes:
+        dim: width of embeddings.
+    """
 
     dim: Dim = DEFAULT_DIM
 

@@ -32,7 +32,12 @@ class _Eviction(_Rule):
 
 
 class Normal(_Initializer):
-    """Initial values are normally distributed."""
+    """Initial values are normally distributed.
+
+    Attributes:
+        mean: mean of the distribution.
+        std: standard deviation of the distribution.
+    """
 
     name = "normal"
     mean: Finite = 0.0
@@ -40,7 +45,12 @@ class Normal(_Initializer):
 
 
 class Uniform(_Initializer):
-    """Initial values are uniform in [low, high)."""
+    """Initial values are uniform in [low, high).
+
+    Attributes:
+        low: the smallest value.
+        high: the end of the range; no value reaches it.
+    """
 
     name = "uniform"
     low: Finite = -0.01
@@ -58,7 +68,11 @@ class Zeros(_Initializer):
 
 
 class Constant(_Initializer):
-    """Initial values are one constant."""
+    """Initial values are one constant.
+
+    Attributes:
+        value: the constant.
+    """
 
     name = "constant"
     value: Finite = 0.0
@@ -68,6 +82,10 @@ class MinCount(_Admission):
     """A key gets a row when it has been seen ``count`` times (counting Bloom filter of ``cells`` 8-bit cells).
 
     The filter may admit a key early (never late): about ``(1 - exp(-4 keys / cells))⁴`` of the keys.
+
+    Attributes:
+        count: the number of times that a key is seen before it has a row, that time included.
+        cells: number of 8-bit cells of the filter.
     """
 
     name = "min_count"
@@ -76,7 +94,11 @@ class MinCount(_Admission):
 
 
 class Probability(_Admission):
-    """A key without a row gets one with probability ``p`` each time it is seen."""
+    """A key without a row gets one with probability ``p`` each time it is seen.
+
+    Attributes:
+        p: the probability.
+    """
 
     name = "probability"
     p: Annotated[float, Bounds(0, 1, open_low=True)] = 0.1
@@ -86,6 +108,9 @@ class LRU(_Eviction):
     """At ``max_rows``, the least recently used row of the table leaves: exact, per shard.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        max_rows: the maximum number of rows of the table.
     """
 
     name = "lru"
@@ -96,6 +121,9 @@ class LFU(_Eviction):
     """At ``max_rows``, the least often used rows leave, a sixteenth of the table at once.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        max_rows: the maximum number of rows of the table.
     """
 
     name = "lfu"
@@ -107,6 +135,11 @@ class TTL(_Eviction):
 
     With ``max_rows``, the least recently used row leaves when the table is full. ``max_rows`` is divided over the
     shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        steps: training steps that a row stays without use; give either this or ``seconds``.
+        seconds: seconds that a row stays without use.
+        max_rows: the maximum number of rows of the table; None means no limit.
     """
 
     name = "ttl"
@@ -124,6 +157,9 @@ class Fixed(_Eviction):
     counted.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        max_rows: the maximum number of rows of the table.
     """
 
     name = "none"
@@ -141,6 +177,15 @@ class Table(Options):
 
     ``None`` takes the default: dim from the features, the trainer's sparse optimizer (and first-order
     optimizer; ``optimizer`` replaces both), ``Normal(0, 0.01)``, every key admitted, no row ever evicted.
+
+    Attributes:
+        name: name of the table, the same as in ``table`` of its features.
+        dim: width of a row.
+        optimizer: optimizer of the rows.
+        initializer: initial values of new rows.
+        admission: the rule by which a key gets a row.
+        eviction: the rule by which rows leave, and the maximum number of rows.
+        dtype: number format of the rows.
     """
 
     owner = "table {self.name!r}: "

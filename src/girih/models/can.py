@@ -35,7 +35,9 @@ class CAN(Model):
         co_action: item (a categorical feature, whose rows are the micro-MLP's parameters) → the features whose
             embeddings are fed to it, all of one dim. Only the units read these features. If the MLP must also read such
             a column, define another feature for it.
-        unit_layers, orders, independent_orders: see :class:`CoActionUnit`.
+        unit_layers: widths of the layers of a micro-MLP.
+        orders: number of powers of a vector that are fed to a micro-MLP.
+        independent_orders: each power has its own micro-MLP.
     """
 
     not_substitutable = (

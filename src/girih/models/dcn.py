@@ -22,6 +22,9 @@ class DCN(Model):
 
     The cross network returns U cross(x_0), where U is the last layer's columns for it: see ``VectorCrosses``. With
     ``hidden = ()`` there is only the cross network.
+
+    Args:
+        cross_layers: number of layers of the cross network.
     """
 
     def __init__(
@@ -55,6 +58,11 @@ class DCNv2(Model):
 
     ``parallel``: logits = Linear([cross(x_0), MLP(x_0)]). ``stacked``: logits = Linear(MLP(cross(x_0))). ``rank`` makes
     W = U Vᵀ of this rank. With ``hidden = ()`` there is only the cross network.
+
+    Args:
+        structure: the place of the cross network, parallel to the MLP or before it.
+        cross_layers: number of layers of the cross network.
+        rank: rank of W; None makes W full.
     """
 
     not_substitutable = (

@@ -18,13 +18,17 @@ from girih.schema import Schema
 
 
 class DLRM(Model):
-    """logits = top([d, <f_i, f_j> for all i < j]) with d = bottom(numeric), fields f = (d, embeddings).
+    """logits = top([d, f_i · f_j for all i < j]) with d = bottom(numeric), fields f = (d, embeddings).
 
     Without numeric features there is neither bottom nor d; the paper does not consider this case. The top then reads
     the embeddings instead of d, because dots alone lose the information of single features.
 
     All features have one dim. ``hidden`` are the layers of the top. ``bottom_hidden`` are the layers before the
     bottom's last layer, whose width is dim.
+
+    Args:
+        hidden: widths of the hidden layers of the top.
+        bottom_hidden: widths of the hidden layers of the bottom.
     """
 
     def __init__(

@@ -69,7 +69,12 @@ class Jagged(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """The packed bags of some features: float32[B, len(features), D]."""
+    """The packed bags of some features: float32[B, len(features), D].
+
+    Attributes:
+        features: names of the features, in the order of the second dimension.
+        values: the vectors.
+    """
 
     features: tuple[str, ...]
     values: Tensor

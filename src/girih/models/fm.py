@@ -25,7 +25,7 @@ class LR(Model):
 
 
 class FM(Model):
-    """logit = b + Σ_i w_i + Σ_{i<j} <v_i, v_j> (eq. 1). All features have one dim; one label."""
+    """logit = b + Σ_i w_i + Σ_{i<j} v_i · v_j (eq. 1). All features have one dim; one label."""
 
     def __init__(self, schema: Schema) -> None:
         super().__init__(schema, needs.FIRST_ORDER, needs.EMBEDDING)

@@ -18,6 +18,7 @@ class Model(nn.Module):
     girih's own constructors check their options by their annotations.
 
     Args:
+        schema: the features that the model reads, and its labels.
         kinds: the needs for every categorical and sequence feature, see ``needs``; by default the embedding.
     """
 

@@ -32,6 +32,11 @@ class MMoE(Model):
 
     Each label has a gate and a tower. All labels share the experts. One product of x computes the first layers of all
     experts and all gates.
+
+    Args:
+        num_experts: number of experts.
+        expert_hidden: widths of the layers of each expert.
+        tower_hidden: widths of the hidden layers of each tower.
     """
 
     def __init__(

@@ -27,6 +27,10 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
     A module without the attribute reads the embedding of every categorical and sequence feature. Features without needs
     are left out.
 
+    Args:
+        module: the model.
+        schema: the features that the model may read.
+
     Raises:
         ConfigError: an unknown feature or need, or whole sequences of a feature that is not a sequence.
     """

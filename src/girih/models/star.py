@@ -123,9 +123,11 @@ class STAR(Model):
 
     Args:
         domain: a numeric feature that holds the domain's number, from 0 on. The model uses it for nothing else.
-        auxiliary_hidden: layers of the auxiliary network; indicator_dim: width of its vector for the domain.
-        partitioned_norm: of x; it is the only normalisation.
-        hidden, dropout: of the FCN; dropout of the auxiliary network as well.
+        num_domains: number of domains.
+        auxiliary_hidden: layers of the auxiliary network. indicator_dim: width of its vector for the domain.
+        partitioned_norm: normalises x by domain. There is no other normalisation.
+        hidden: widths of the hidden layers of the FCN.
+        dropout: of the FCN, and of the auxiliary network.
     """
 
     not_substitutable = "each domain normalises and multiplies the whole input with its own weights; use strategy 'synchronous'"

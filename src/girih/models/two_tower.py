@@ -25,7 +25,7 @@ class TwoTower(Model):
     Args:
         user, item: the features of each tower, of all kinds. By default ``item`` has the features that are not in
             ``user``. A feature in neither tower is not read.
-        similarity: <u, v>, or <u, v> / (‖u‖ ‖v‖).
+        similarity: ``u · v``, or ``u · v / (‖u‖ ‖v‖)``.
         temperature: 1/γ, where γ is DSSM's smoothing factor. A cosine is at most 1, so useful logits need a low
             temperature.
         tower_dim: the width of u and v.

@@ -64,7 +64,8 @@ class XDeepFM(Model):
     The bias belongs to the MLP's last layer.
 
     Args:
-        cin_layers, split_half: see :class:`CIN`.
+        cin_layers: number of maps of each layer of the CIN.
+        split_half: in each layer except the last, half of the maps goes to the next layer, and the other half is summed up.
     """
 
     def __init__(

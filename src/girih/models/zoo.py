@@ -38,6 +38,7 @@ def create(
 
     Args:
         name: a key of :data:`BY_NAME`, or ``path/to/file.py:Class`` or ``package.module:Class``.
+        schema: the features that the model reads, and its labels.
         options: the constructor's keywords, as in TOML. A user's constructor gets the schema as its first argument if
             the argument is named ``schema`` or annotated ``Schema``.
         where: names the options in errors, such as ``config.toml: [model]``.

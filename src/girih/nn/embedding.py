@@ -130,7 +130,10 @@ class EmbeddingBag(TableModule):
         include_last_offset: offsets end with the number of ids.
         padding_idx: an id that counts as absent: it adds nothing, has no row, and does not count in a mean.
         optimizer: one of ``girih.optim``; None is Adagrad(lr=0.01).
-        initializer, admission, eviction, dtype: of the rows; see ``girih.tables``.
+        initializer: initial values of new rows, one of ``girih.tables``.
+        admission: the rule by which an id gets a row, one of ``girih.tables``.
+        eviction: the rule by which rows leave, one of ``girih.tables``.
+        dtype: number format of the rows.
         seed: of the initial values.
         share: another module whose rows this module also uses.
         store: shards and memory; each shard has a thread.

@@ -131,6 +131,9 @@ def load(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -
 class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     """A trained model. One thread at a time may use it.
 
+    Args:
+        opened: the files of the model, which ``girih.load`` opens.
+
     Attributes:
         checkpoint: the address of the checkpoint. step: its number of training steps.
         final: True if the run ended with these weights, or its program saved them by ``Trainer.save``.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Asynchronous(PipelinedStrategy):
-    """Trains on several trainers, with barriers only at evaluations and checkpoints; see ``PipelinedStrategy``.
+    """Trains on several trainers, with barriers only at evaluations and checkpoints.
 
     Each trainer's gradients are those of the mean loss over its own share of a batch. ``staleness`` also bounds the
     dense gradients that a trainer has in flight. The dense server is a thread of the first trainer, on its device.

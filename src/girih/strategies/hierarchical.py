@@ -50,7 +50,7 @@ GROUP_SERVER_DEFAULTS: Mapping[str, Any] = {
 
 
 class Hierarchical(RemoteStrategy):
-    """Trains groups of trainers, each with one copy of the dense parameters; see ``RemoteStrategy``.
+    """Trains groups of trainers, each with one copy of the dense parameters.
 
     Each net's gradients are those of the mean loss over its own batch: a trainer's share of ``data.batch_size`` examples.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Hybrid(PipelinedStrategy):
-    """Trains on several trainers in step, with tables in separate processes; see ``PipelinedStrategy``."""
+    """Trains on several trainers in step, with tables in separate processes."""
 
     name: ClassVar[str] = "hybrid"
     in_step: ClassVar[bool] = True
