@@ -2,13 +2,16 @@
 
 import asyncio
 import functools
+import html
 import http.server
+import re
 import shutil
 import subprocess
 import sys
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 from urllib.parse import unquote, urljoin, urlsplit
 
 import aiohttp
@@ -19,6 +22,8 @@ from girih.app.run_config import keys_by_section
 from girih.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
+with mock.patch.object(sys, "path", [str(ROOT / "dev"), *sys.path]):
+    import docs_options
 SITE = ROOT / "site"
 SOURCES = ("README.md", "docs", "src/girih", "dev")
 ERRORS = ("Runtime.exceptionThrown", "Log.entryAdded", "Network.loadingFailed")
@@ -39,6 +44,11 @@ class Page(HTMLParser):
         found = dict(attrs)
         self.names |= {found[key] for key in ("id", "name") if found.get(key)}
         self.links += [found[key] for key in ("href", "src") if found.get(key)]
+
+
+def plain(page):
+    """The text of a page or a part of it, in one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", page)).split())
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +100,45 @@ def test_each_link_leads_to_a_file_and_a_heading(site):
 
 def test_each_public_name_key_and_command_has_its_entry(site):
     api = site / "reference" / "api"
-    assert {path.name for path in api.iterdir()} == set(girih.__all__) - {"__version__"}
+    types = {kind.__name__ for kind in docs_options.TYPES}
+    assert {path.name for path in api.iterdir()} == {*girih.__all__, *types} - {"__version__"}
     keys = (site / "reference" / "keys" / "index.html").read_text()
     commands = (site / "reference" / "commands" / "index.html").read_text()
     sections = keys_by_section()
     assert [key for names in sections.values() for key in names if f"<code>{key}</code>" not in keys] == []
     assert [name for name in COMMANDS if f"Usage: girih {name} " not in commands] == []
+    assert 'href="../../security/">Security</a>' in commands
+    assert "docs/" not in plain(commands.partition("<article")[2])
+
+
+def test_each_page_of_a_name_has_its_signature_its_options_and_a_guide(site):
+    pages = {path.parent.name: path.read_text() for path in (site / "reference" / "api").glob("*/index.html")}
+    assert [name for name, page in pages.items() if not re.search(r'Guide: <a href="[^"]+">\w', page)] == []
+    lost = []
+    for name, target in docs_options.public_names():
+        options = docs_options.options_of(target)
+        places = "|".join({name, docs_options.path_of(target) if options else name})
+        part = pages[next(part for part in reversed(name.split(".")) if part in pages)]
+        signature = re.search(rf'id="(?:{places})".*?doc-signature.*?</div>', part, re.DOTALL)
+        if options and not signature:
+            lost.append(name)
+        text, whole = plain(signature[0]) if signature else "", plain(part)
+        lost += [(name, option.name) for option in options if f"{option.name}: " not in text]
+        lost += [
+            (name, option.name)
+            for option in options
+            if re.split("``|:\\w+:`", option.meaning)[0].strip() not in whole
+        ]
+    assert lost == []
+
+
+def test_pages_have_inherited_members_and_no_names_without_a_page(site):
+    trainer = (site / "reference" / "api" / "Trainer" / "index.html").read_text()
+    members = ("evaluate", "fit", "outputs", "predict", "predictions", "request_stop", "summary")
+    assert [name for name in members if not re.search(rf'id="girih.trainer.Trainer.{name}"', trainer)] == []
+    internal = ("PipelinedStrategy", "RemoteStrategy", "LearningRate", "ProgressiveScores", "DIRECTIONS")
+    pages = {path: path.read_text() for path in (site / "reference").rglob("index.html")}
+    assert [(name, path) for path, page in pages.items() for name in internal if name in page] == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
