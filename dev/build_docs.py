@@ -20,22 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import click
+from api import MODULES, load, page_names
 from docs_keys import key_lines
 from docs_options import (
-    MODULES,
     PAGE,
     TYPES,
-    exports_of,
     link,
     options_of,
     path_of,
     public_names,
+    readable,
     title_of,
-)  # fmt: skip
+)
 
-import girih
 from girih import cli
-from girih.strategies.strategy import StrategyOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "docs"
@@ -88,14 +86,23 @@ GUIDE_OF = {
     "operations.md": "MetricsOptions",
     "checkpoints.md": "CheckpointOptions",
     "tiers.md": "StoreOptions",
-    "strategies.md": "Asynchronous Capabilities Hierarchical Hybrid Local ScheduleOptions Strategy Substitution Synchronous",
+    "strategies.md": "Asynchronous Capabilities Hierarchical Hybrid Local ScheduleOptions Substitution Synchronous"
+    " strategies.Strategy",
     "config.md": "optim",
 }
 """Guide → the names whose pages link to it."""
-HIDDEN = (
-    "_|(owner|misplaced_options|spans|learning_rate|restarts_all|open_store|num_shards|moved_to|why_not_.*)$"
-)
-"""Members that pages leave out: those for other parts of girih, of types without a page."""
+HIDDEN = ("owner", "misplaced_options", "spans", "learning_rate", "restarts_all", "why_not_.*")
+"""Attributes that pages leave out: those for other parts of girih, of types without a page."""
+PUBLIC = """\
+# Public names
+
+The names on this page are public. They change as `CONTRIBUTING.md` says: a minor version before 1.0 may break a public name, and
+the changelog then says so. Commands, config keys, and the JSON fields that the pages name are public too. All other names below
+`girih` are internal: they may change in any version, without notice.
+
+| name | meaning |
+|---|---|
+"""
 
 
 def main() -> int:
@@ -183,34 +190,55 @@ def command_lines() -> Iterator[str]:
 
 
 def write_api() -> list[Any]:
-    """A page for each name of ``girih`` and each of ``TYPES``; returns their places in the navigation."""
-    for name, target in public_names():
+    """A page for each public name below girih and for each of ``TYPES``, and a list; returns their places in the navigation."""
+    public = dict(public_names())
+    for name, target in public.items():
         if lost := [each.name for each in options_of(target) if not each.meaning]:
             raise LookupError(f"{name}: no meaning of {', '.join(lost)}; add it to the docstring")
-    members = {name: getattr(girih, name) for name in sorted(girih.__all__, key=str.lower) if name[0] != "_"}
-    types = {kind.__name__: kind for kind in TYPES}
-    return [
-        *({f"girih.{name}": write_page(name, target)} for name, target in members.items()),
-        {"Types you meet": [{name: write_page(name, kind)} for name, kind in types.items()]},
-    ]
+    lines: list[str] = [PUBLIC]
+    places: list[Any] = ["reference/python.md"]
+    for name in sorted(page_names(load()), key=str.lower):
+        parts = (
+            [each for each in public if each.rpartition(".")[0] == f"girih.{name}"] if name in MODULES else []
+        )
+        home = f"girih.{name}" if parts else path_of(public[f"girih.{name}"])
+        places.append({f"girih.{name}": write_page(name, f"girih.{name}", home, parts)})
+        lines += [
+            f"| [`{each}`](api/{name}.md{'#' + each if each in parts else ''}) | {summary_of(public[each])} |\n"
+            for each in (f"girih.{name}", *parts)
+        ]
+    write(BUILD / "reference" / "python.md", "".join(lines))
+    types = [{kind.__name__: write_page(kind.__name__, kind.__name__, path_of(kind), [])} for kind in TYPES]
+    return [*places, {"Types you meet": types}]
 
 
-def write_page(name: str, target: Any) -> str:
-    """Writes the page of a public name; returns its place."""
+def write_page(name: str, title: str, home: str, parts: list[str]) -> str:
+    """Writes the page of a public name; returns its place.
+
+    Args:
+        home: the module of the name and the name.
+        parts: of a module: its public names.
+    """
     guide = next((guide for guide, names in GUIDE_OF.items() if name in names.split()), None)
     if guide is None:
         raise LookupError(f"{name}: no guide; add it to GUIDE_OF in dev/build_docs.py")
-    is_module, is_strategy = name in MODULES, inspect.isclass(target) and issubclass(target, StrategyOptions)
-    identifier = f"girih.{name}" if is_module else path_of(target)
-    options = {
-        "heading": f"girih.{name}" if name in girih.__all__ else name,
-        "members": exports_of(name) if is_module else False if is_strategy else None,
-        "inherited_members": not is_strategy,
-    }
-    place = f"reference/api/{name}.md"
+    options: dict[str, Any] = {"heading": title}
+    if parts:
+        options["members"] = [part.rpartition(".")[2] for part in parts]
     lines = "".join(f"      {key}: {json.dumps(value)}\n" for key, value in options.items())
-    write(BUILD / place, f"::: {identifier}\n    options:\n{lines}\nGuide: {link(guide, '../../')}\n")
+    place = f"reference/api/{name}.md"
+    write(BUILD / place, f"::: {home}\n    options:\n{lines}\nGuide: {link(guide, '../../')}\n")
     return place
+
+
+def summary_of(target: Any) -> str:
+    """The first line of a docstring."""
+    documented = inspect.ismodule(target) or callable(target)
+    return (
+        readable((inspect.getdoc(target) or "").partition("\n")[0]).replace("|", "&#124;")
+        if documented
+        else ""
+    )
 
 
 def settings(api: list[Any]) -> dict[str, Any]:
@@ -218,7 +246,8 @@ def settings(api: list[Any]) -> dict[str, Any]:
         "docstring_style": "google", "show_source": False, "show_root_heading": True,
         "heading_level": 1, "merge_init_into_class": True, "separate_signature": True, "show_signature_annotations": True,
         "members_order": "source", "docstring_section_style": "list",
-        "show_bases": False, "filters": [f"!^({HIDDEN})"],
+        "show_bases": False, "inherited_members": True,
+        "filters": ["!^_[^_]", "!^__(new|init)__$", *(f"!^{name}$" for name in HIDDEN)],
         "signature_crossrefs": True, "extensions": ["docs_extension"],
         "docstring_options": {"warn_unknown_params": False, "warn_missing_types": False},
     }  # fmt: skip

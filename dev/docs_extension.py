@@ -15,7 +15,7 @@ class Completed(griffe.Extension):
     """Gives a class the signature and the fields that it has with those of its bases, in plain types."""
 
     def __init__(self) -> None:
-        self.public = {path_of(target): target for _, target in public_names() if callable(target)}
+        self.public = {path_of(target): target for target in public_names().values() if callable(target)}
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called by griffe for each module, class, function and attribute."""

@@ -6,12 +6,13 @@ import ast
 import dataclasses
 import functools
 import inspect
+import operator
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
+import api
 import griffe
 import numpy as np
 
@@ -29,12 +30,10 @@ from girih.metrics import LabelMetrics, Scores
 from girih.models.layers.mlp import MLP, DeepOptions, LayerOptions
 from girih.models.loss import Targets
 from girih.nn.embedding import RowOptions
-from girih.strategies import Capabilities, Strategy
+from girih.strategies import Capabilities
 
-MODULES = ("errors", "models", "nn", "optim", "tables")
-"""Public modules; each public name in them is on the page of its module."""
 TYPES = (
-    Batch, Capabilities, girih.models.Embeddings, Inherited, LabelMetrics, Lamb, MetricsOptions, RunState, Scores, Strategy, Targets,
+    Batch, Capabilities, girih.models.Embeddings, Inherited, LabelMetrics, Lamb, MetricsOptions, RunState, Scores, Targets,
 )  # fmt: skip
 """Classes that public names take or return, and that ``girih.__all__`` does not have."""
 READERS = (girih.read_parquet, girih.read_csv)
@@ -62,24 +61,13 @@ class Option:
     meaning: str
 
 
-def public_names() -> Iterator[tuple[str, Any]]:
-    """Yields each public class and function with its name, such as ``girih.optim.Adam``."""
-    for name in sorted(set(girih.__all__) - {*MODULES, "__version__"}, key=str.lower):
-        yield f"girih.{name}", getattr(girih, name)
-    for module in MODULES:
-        for name in exports_of(module):
-            yield f"girih.{module}.{name}", getattr(getattr(girih, module), name)
-    for kind in TYPES:
-        yield path_of(kind), kind
-
-
-def exports_of(module: str) -> list[str]:
-    """Returns the public names of a public module: its ``__all__``, or its classes."""
-    members: dict[str, Any] = vars(getattr(girih, module))
-    kinds = [
-        name for name, kind in members.items() if inspect.isclass(kind) and is_in(kind, f"girih.{module}")
-    ]
-    return list(members.get("__all__", (name for name in kinds if not name.startswith("_"))))
+@functools.cache
+def public_names() -> dict[str, Any]:
+    """Returns the public names, such as ``girih.optim.Adam``, with their objects, and ``TYPES`` by module and name."""
+    names = [name for name, _ in api.public_names(api.load())]
+    return {f"girih.{name}": operator.attrgetter(name)(girih) for name in names} | {
+        path_of(kind): kind for kind in TYPES
+    }
 
 
 def is_in(target: Any, package: str) -> bool:
@@ -133,7 +121,7 @@ def with_default(name: str, hint: Any, meaning: str) -> tuple[str, Any]:
         return meaning, None
     if not (written := DEFAULT.search(meaning)):
         raise LookupError(f"{name}: no default; end its meaning in a docstring with 'Default: VALUE.'")
-    return meaning[: written.start()], ast.literal_eval(written[1])
+    return meaning[: written.start()], written[1] if hint is str else ast.literal_eval(written[1])
 
 
 def meanings_in(targets: list[Any], names: list[str]) -> dict[str, str]:
@@ -155,7 +143,7 @@ def meanings_in(targets: list[Any], names: list[str]) -> dict[str, str]:
 @functools.cache
 def places() -> dict[str, str]:
     """Returns each public name, whole and without its module → the place of its documentation."""
-    known = {name: path_of(target) for name, target in public_names() if callable(target)}
+    known = {name: path_of(target) for name, target in public_names().items() if callable(target)}
     return {name.rpartition(".")[2]: path for name, path in known.items()} | known
 
 

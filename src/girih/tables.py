@@ -1,4 +1,16 @@
-"""Specification of tables: initial values, admission of new keys, eviction of old rows. Frozen, pure."""
+"""Specification of tables: initial values, admission of new keys, eviction of old rows. Frozen, pure.
+
+Examples:
+    >>> import girih
+    >>> table = girih.Table(
+    ...     name="user",
+    ...     initializer=girih.tables.Uniform(low=-0.05, high=0.05),
+    ...     admission=girih.tables.MinCount(count=3),
+    ...     eviction=girih.tables.LRU(max_rows=10_000_000),
+    ... )
+    >>> table.eviction
+    LRU(max_rows=10000000)
+"""
 
 from __future__ import annotations
 
@@ -35,8 +47,13 @@ class Normal(_Initializer):
     """Initial values are normally distributed.
 
     Attributes:
-        mean: mean of the distribution.
-        std: standard deviation of the distribution.
+        mean: mean of the values.
+        std: standard deviation of the values, at least 0.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Normal(std=0.05)).initializer
+        Normal(mean=0.0, std=0.05)
     """
 
     name = "normal"
@@ -48,8 +65,13 @@ class Uniform(_Initializer):
     """Initial values are uniform in [low, high).
 
     Attributes:
-        low: the smallest value.
-        high: the end of the range; no value reaches it.
+        low: the lowest value.
+        high: the end of the interval, at least ``low``.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Uniform(low=-0.05, high=0.05)).initializer
+        Uniform(low=-0.05, high=0.05)
     """
 
     name = "uniform"
@@ -62,7 +84,13 @@ class Uniform(_Initializer):
 
 
 class Zeros(_Initializer):
-    """Initial values are zero."""
+    """Initial values are zero.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Zeros()).initializer
+        Zeros()
+    """
 
     name = "zeros"
 
@@ -71,7 +99,12 @@ class Constant(_Initializer):
     """Initial values are one constant.
 
     Attributes:
-        value: the constant.
+        value: the value of each column.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Constant(value=0.1)).initializer
+        Constant(value=0.1)
     """
 
     name = "constant"
@@ -84,8 +117,13 @@ class MinCount(_Admission):
     The filter may admit a key early (never late): about ``(1 - exp(-4 keys / cells))⁴`` of the keys.
 
     Attributes:
-        count: the number of times that a key is seen before it has a row, that time included.
-        cells: number of 8-bit cells of the filter.
+        count: number of sightings that admits a key, from 1 to 255.
+        cells: number of 8-bit cells of the table's filter, all shards together.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", admission=girih.tables.MinCount(count=3)).admission
+        MinCount(count=3, cells=1048576)
     """
 
     name = "min_count"
@@ -97,7 +135,12 @@ class Probability(_Admission):
     """A key without a row gets one with probability ``p`` each time it is seen.
 
     Attributes:
-        p: the probability.
+        p: the probability, in (0, 1].
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", admission=girih.tables.Probability(p=0.05)).admission
+        Probability(p=0.05)
     """
 
     name = "probability"
@@ -110,7 +153,12 @@ class LRU(_Eviction):
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
 
     Attributes:
-        max_rows: the maximum number of rows of the table.
+        max_rows: limit of the table's rows, at least 1.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.LRU(max_rows=1_000_000)).eviction
+        LRU(max_rows=1000000)
     """
 
     name = "lru"
@@ -123,7 +171,12 @@ class LFU(_Eviction):
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
 
     Attributes:
-        max_rows: the maximum number of rows of the table.
+        max_rows: limit of the table's rows, at least 1.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.LFU(max_rows=1_000_000)).eviction
+        LFU(max_rows=1000000)
     """
 
     name = "lfu"
@@ -137,9 +190,14 @@ class TTL(_Eviction):
     shards, rounded up: with N shards a table may hold up to N - 1 rows more.
 
     Attributes:
-        steps: training steps that a row stays without use; give either this or ``seconds``.
-        seconds: seconds that a row stays without use.
-        max_rows: the maximum number of rows of the table; None means no limit.
+        steps: training steps that an unused row stays. Give either ``steps`` or ``seconds``.
+        seconds: wall-clock seconds that an unused row stays.
+        max_rows: limit of the table's rows; None sets no limit.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.TTL(seconds=30 * 24 * 3600)).eviction
+        TTL(steps=None, seconds=2592000, max_rows=None)
     """
 
     name = "ttl"
@@ -159,7 +217,12 @@ class Fixed(_Eviction):
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
 
     Attributes:
-        max_rows: the maximum number of rows of the table.
+        max_rows: limit of the table's rows, at least 1.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.Fixed(max_rows=1_000_000)).eviction
+        Fixed(max_rows=1000000)
     """
 
     name = "none"
@@ -175,17 +238,22 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 class Table(Options):
     """Rows that share dim, optimizer, initializer, admission and eviction.
 
-    ``None`` takes the default: dim from the features, the trainer's sparse optimizer (and first-order
-    optimizer; ``optimizer`` replaces both), ``Normal(0, 0.01)``, every key admitted, no row ever evicted.
-
     Attributes:
-        name: name of the table, the same as in ``table`` of its features.
-        dim: width of a row.
-        optimizer: optimizer of the rows.
-        initializer: initial values of new rows.
-        admission: the rule by which a key gets a row.
-        eviction: the rule by which rows leave, and the maximum number of rows.
-        dtype: number format of the rows.
+        name: the name that features give as ``table``. A feature without ``table`` reads the table of its own name.
+        dim: width of a row, from 1 to 4096; None takes the dim of the features.
+        optimizer: one of ``girih.optim``, for rows and first-order weights; None takes the trainer's optimizers.
+        initializer: initial values of rows; None means ``Normal(mean=0.0, std=0.01)``.
+        admission: keys that get a row, :class:`girih.tables.MinCount` or :class:`girih.tables.Probability`; None admits
+            each key.
+        eviction: rows that leave: one of LRU, LFU, TTL and Fixed of ``girih.tables``; None keeps all rows.
+        dtype: type of the stored values: "float32", or "bfloat16" or "float16" with half the bytes.
+
+    Examples:
+        >>> import girih
+        >>> user = girih.Table(name="user", dim=16, dtype="bfloat16", optimizer=girih.optim.Adagrad(lr=0.05))
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked", tables=[user])
+        >>> schema.tables[0].dim
+        16
     """
 
     owner = "table {self.name!r}: "

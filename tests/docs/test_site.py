@@ -23,6 +23,7 @@ from girih.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 with mock.patch.object(sys, "path", [str(ROOT / "dev"), *sys.path]):
+    import api
     import docs_options
 SITE = ROOT / "site"
 SOURCES = ("README.md", "docs", "src/girih", "dev")
@@ -99,9 +100,20 @@ def test_each_link_leads_to_a_file_and_a_heading(site):
 
 
 def test_each_public_name_key_and_command_has_its_entry(site):
-    api = site / "reference" / "api"
+    folder, names = site / "reference" / "api", set(api.page_names(api.load()))
     types = {kind.__name__ for kind in docs_options.TYPES}
-    assert {path.name for path in api.iterdir()} == {*girih.__all__, *types} - {"__version__"}
+    assert {path.name for path in folder.iterdir()} == names | types
+    assert names >= set(girih.__all__) - {"__version__"}
+    pages = {name: (folder / name / "index.html").read_text() for name in names}
+    assert [name for name, page in pages.items() if page.count(">Examples:<") == 0] == []
+    members = [
+        (name.split(".")[0] if name.split(".")[0] in api.MODULES else name, f"{target.name}.{member}")
+        for name, target in api.public_names(api.load())
+        if target.is_class
+        for member, found in api.members_of(target)
+        if found.docstring and found.is_function
+    ]
+    assert [member for page, member in members if f'.{member}"' not in pages[page]] == []
     keys = (site / "reference" / "keys" / "index.html").read_text()
     commands = (site / "reference" / "commands" / "index.html").read_text()
     sections = keys_by_section()
@@ -115,12 +127,14 @@ def test_each_page_of_a_name_has_its_signature_its_options_and_a_guide(site):
     pages = {path.parent.name: path.read_text() for path in (site / "reference" / "api").glob("*/index.html")}
     assert [name for name, page in pages.items() if not re.search(r'Guide: <a href="[^"]+">\w', page)] == []
     lost = []
-    for name, target in docs_options.public_names():
+    for name, target in docs_options.public_names().items():
         options = docs_options.options_of(target)
-        places = "|".join({name, docs_options.path_of(target) if options else name})
-        part = pages[next(part for part in reversed(name.split(".")) if part in pages)]
+        if not options:
+            continue
+        places = "|".join(map(re.escape, {name, docs_options.path_of(target)}))
+        part = pages[next(page for page in (name[6:], *reversed(name.split("."))) if page in pages)]
         signature = re.search(rf'id="(?:{places})".*?doc-signature.*?</div>', part, re.DOTALL)
-        if options and not signature:
+        if not signature:
             lost.append(name)
         text, whole = plain(signature[0]) if signature else "", plain(part)
         lost += [(name, option.name) for option in options if f"{option.name}: " not in text]

@@ -24,29 +24,36 @@ TIERS_HELD = (("gpu",), ("dram",), ("dram", "ssd"), ("gpu", "dram"), ("gpu", "dr
 
 
 class StoreOptions(Options):
-    """Shards, and the memory that holds them.
+    """Options of the store: the number of shards, and the memory that holds rows.
 
     Attributes:
-        shards: parts of every table, by key, one thread each. Results do not depend on their number, except
-            where a table has ``max_rows``: each shard holds its part of them, rounded up, and makes room in it.
-            None takes as many as torch has threads in a trainer, or as there are cores, at most 8; and one where rows are bounded, by ``max_rows``
-            or ``reserve_rows``.
+        shards: number of parts of every table, by key, with one thread each, from 1 to 256. Results depend on it only if
+            a table has ``max_rows``: each shard holds its part of them, rounded up. None takes as many as torch has threads in
+            a trainer, or as there are cores, at most 8. It takes one if ``max_rows`` or ``reserve_rows`` bounds the rows.
         arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory;
             "shared" is shared memory, for embedding servers: it outlives a process that is killed. None takes
             "shared" in embedding servers, "heap" elsewhere.
-        directory: for arena "file": the disk whose room they take; they have no names there and end with
-            the process, for it is checkpoints that keep rows.
-        reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
-        tiers: where values of rows lie, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory,
-            ``["gpu"]`` for rows in the memory of the GPU that a trainer uses, ``["gpu", "dram"]`` or ``["gpu", "dram", "ssd"]`` for
-            tables larger than that. None takes ``["gpu"]`` where strategy ``local`` or ``synchronous`` trains on GPUs
-            and neither arena nor shards are given, ``["dram"]`` elsewhere.
-        hot_rows: rows of all tables, in all processes, whose values stay in the upper tier, where there are two; a list of
-            two numbers where there are three.
-        flush_every_steps: how often these are chosen anew, by how often rows were read. warm_up_steps: steps before
-            they are chosen first.
+        directory: the directory of the files of arena "file". The files have no names, and end with the process.
+            Checkpoints keep rows.
+        reserve_rows: limit of the rows of a shard's group; None reserves as many as memory (or disk) could hold.
+        tiers: the storage of values, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory,
+            ``["gpu"]`` for rows in the memory of the trainer's GPU, ``["gpu", "dram"]`` or ``["gpu", "dram", "ssd"]`` for
+            tables larger than this memory. None takes ``["gpu"]`` if strategy ``local`` or ``synchronous`` trains on GPUs,
+            without ``arena`` and ``shards``; otherwise ``["dram"]``.
+        hot_rows: number of rows of all tables, in all processes, whose values stay in the upper tier. With three tiers, a
+            list of two numbers.
+        flush_every_steps: number of steps after which hot rows are chosen again, by the number of reads of each row.
+        warm_up_steps: number of steps before hot rows are chosen for the first time.
         ssd_dir: a directory on the SSD; None takes ``tiers/`` in the run directory. Its files have no names, and end
             with their process.
+
+    Examples:
+        A million rows stay in memory. The others are on an SSD.
+
+        >>> import girih
+        >>> store = girih.StoreOptions(tiers=["dram", "ssd"], hot_rows=1_000_000, ssd_dir="/mnt/ssd")
+        >>> store.hot_rows_of, store.is_tiered
+        ({'dram': 1000000}, True)
     """
 
     owner = "store: "
@@ -68,35 +75,35 @@ class StoreOptions(Options):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether rows are in GPU memory, or the hottest of them."""
+        """True if rows are in GPU memory, all or the hottest."""
         return self.tiers is not None and self.tiers[0] == "gpu"
 
     @property
     def on_ssd(self) -> bool:
-        """Whether values of rows lie on an SSD."""
+        """True if the lowest tier of values is an SSD."""
         return self.tiers is not None and self.tiers[-1] == "ssd"
 
     @property
     def device(self) -> str | None:
-        """The device of groups whose rows are kept so, "cpu" or "gpu", as a plan names it; None leaves it to the plan."""
+        """The device of rows, "cpu" or "gpu", as in a plan; None lets the plan decide."""
         if self.tiers is None and self.arena is None and self.shards is None:
             return None
         return "gpu" if self.on_gpu else "cpu"
 
     @property
     def is_tiered(self) -> bool:
-        """Whether values of rows lie in several tiers."""
+        """True if values of rows have several tiers."""
         return self.tiers is not None and len(self.tiers) > 1
 
     @property
     def hot_rows_of(self) -> dict[str, int]:
-        """Hot rows of every tier but the last."""
+        """Tier → number of its hot rows, without the last tier."""
         numbers = self.hot_rows if isinstance(self.hot_rows, tuple) else (self.hot_rows or 0,)
         return dict(zip((self.tiers or ())[:-1], numbers, strict=False))
 
     @property
     def why_not_kept(self) -> str:
-        """Why rows end with an embedding server's process, and which option would change that; "" where they outlive it."""
+        """The reason why rows end with an embedding server's process, and the option to change; "" if they outlive it."""
         if self.is_tiered:
             return f"its rows ended with it, as store.tiers = {list(self.tiers or ())}: only tiers = ['dram'] is kept"
         if self.arena not in (None, "shared"):
@@ -105,17 +112,17 @@ class StoreOptions(Options):
 
     @property
     def why_not_numbered(self) -> str:
-        """Why rows cannot tell a push that comes again, and which option would change that; "" where they can."""
+        """The reason why rows cannot recognize a resent push, and the option to change; "" if they can."""
         if self.is_tiered or self.on_gpu:
             return f"pushes that come again are told apart by rows in one memory of the host, not with store.tiers = {list(self.tiers or ())}"
         return ""
 
     def moved_to(self, device: Literal["gpu"]) -> StoreOptions:
-        """The same, with rows in the memory of a device."""
+        """Returns these options, with rows in the memory of a device."""
         return replace(self, tiers=(device,))
 
     def within(self, run: Path | None) -> StoreOptions:
-        """The same, with a directory for tiers that have none: in that of the run, if there is one."""
+        """Returns these options, with a directory in the run directory for an SSD tier that has none."""
         if not self.on_ssd or self.ssd_dir is not None or run is None:
             return self
         return replace(self, ssd_dir=str(run / TIERS))
@@ -145,10 +152,11 @@ class StoreOptions(Options):
             )
 
     def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
-        """Number of shards that all these groups have in one process.
+        """Returns the number of shards of all these groups in one process.
 
         Args:
-            threads: for shards, where their number is free; None takes the cores of this process.
+            specs: the groups.
+            threads: number of threads for shards, if ``shards`` is None; None takes the cores of this process.
         """
         if self.on_gpu:
             return 1
@@ -173,14 +181,17 @@ class StoreOptions(Options):
         """Opens one shard of a group.
 
         Args:
-            segment: begins the names of shared memory, which the caller removes; None where there is none.
-            hot_share: the group's part of the hot rows.
+            spec: the group.
+            shard: number of the shard, from 0.
+            num_shards: number of shards of the group in all processes.
+            segment: begins the names of shared memory, which the caller removes; None without shared memory.
+            hot_share: the group's part of the hot rows, from 0 to 1.
             gpu: see :class:`girih.sparse.spec.SparseSpec`.
-            attach: goes on with shared memory that is there, which :attr:`why_not_kept` says is possible.
+            attach: continues with existing shared memory. :attr:`why_not_kept` must be "".
 
         Raises:
-            ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
-            StorageFullError: no memory or disk to begin with.
+            ConfigError: ``arena = "shared"`` without a process that removes it, or tiers without a directory.
+            StorageFullError: there is not enough memory or disk to begin.
         """
         if self.is_tiered:
             heap, share = Heap(reserve_rows=self.reserve_rows), hot_share / num_shards
