@@ -27,7 +27,7 @@ UNPACKED = re.compile(r"Unpack\[(\w+)\]")
 ADVICE = """\
 The public names changed. If you mean it:
 1. python dev/api.py --write
-2. If a name was removed or changed, add a line to CHANGELOG.md. CONTRIBUTING.md says how long an old name stays.
+2. If a name was removed or changed, add a line to CHANGELOG.md. docs/stability.md says how long an old name stays.
 Otherwise, restore the names."""
 
 

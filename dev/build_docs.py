@@ -63,12 +63,17 @@ GUIDES = {
         "migrate/from-deepctr.md",
     ),
 }
-REFERENCE = ("config.md", "reference/keys.md", "reference/commands.md", "glossary.md", "platforms.md")
+REFERENCE = (
+    *("config.md", "reference/keys.md", "reference/commands.md", "hierarchical-reference.md"),
+    *("glossary.md", "platforms.md", "stability.md", "changelog.md"),
+)
 EXPLANATION = {
     "Design": ("architecture.md", "strategies.md"),
-    "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md", "hierarchical-reference.md"),
+    "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md"),
     "Measurements": ("benchmarks.md", "claims.md"),
 }
+FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+"""Pages that are outside docs/ in the repository, and their places in the site."""
 FOLDERS = {"Experiments": "experiments", "Decisions": "decisions"}
 """Sections of the explanation that have each page of a folder."""
 GUIDE_OF = {
@@ -96,9 +101,9 @@ HIDDEN = ("owner", "misplaced_options", "spans", "learning_rate", "restarts_all"
 PUBLIC = """\
 # Public names
 
-The names on this page are public. They change as `CONTRIBUTING.md` says: a minor version before 1.0 may break a public name, and
-the changelog then says so. Commands, config keys, and the JSON fields that the pages name are public too. All other names below
-`girih` are internal: they may change in any version, without notice.
+These are the public names of Python. All other names below `girih` are internal. [Stability](../stability.md) says what else is public,
+and what a new version may change. *Types you meet*, below Python, are classes whose objects girih gives to your code or takes from it.
+They are internal too: check your code when you install a new version.
 
 | name | meaning |
 |---|---|
@@ -140,7 +145,8 @@ def write(path: Path, text: str) -> None:
 def copy_pages() -> None:
     """Copies Markdown and pictures. The README becomes the first page; links to files outside the site become plain text."""
     docs = ROOT / "docs"
-    write(BUILD / "index.md", relink((ROOT / "README.md"), BUILD / "index.md"))
+    for name, page in FROM_ROOT.items():
+        write(BUILD / page, relink(ROOT / name, BUILD / page))
     for path in sorted(docs.rglob("*")):
         place = BUILD / path.relative_to(docs)
         if path.suffix == ".md":
@@ -160,8 +166,8 @@ def relink(path: Path, place: Path) -> str:
         file = (path.parent / target).resolve()
         if file.is_dir() and (file / "README.md").is_file():
             file /= "README.md"
-        if file == ROOT / "README.md":
-            file = ROOT / "docs" / "index.md"
+        if file.parent == ROOT and file.name in FROM_ROOT:
+            file = ROOT / "docs" / FROM_ROOT[file.name]
         elif not file.is_relative_to(ROOT / "docs") or file.suffix not in (".md", ".svg"):
             return text
         there = BUILD / file.relative_to(ROOT / "docs")

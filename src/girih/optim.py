@@ -10,7 +10,9 @@ Examples:
     >>> import girih
     >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
     >>> model = girih.models.DeepFM(schema)
-    >>> with girih.Trainer(model, sparse_optimizer=girih.optim.Adagrad(lr=0.05)) as trainer:
+    >>> with girih.Trainer(
+    ...     model, sparse_optimizer=girih.optim.Adagrad(lr=0.05)
+    ... ) as trainer:
     ...     print(trainer)
     Trainer(DeepFM, step 0, tables user)
 """
@@ -45,7 +47,9 @@ class SGD(_Optimizer):
 
     Examples:
         >>> import girih
-        >>> girih.Table(name="user", optimizer=girih.optim.SGD(lr=0.1, momentum=0.9)).optimizer
+        >>> girih.Table(
+        ...     name="user", optimizer=girih.optim.SGD(lr=0.1, momentum=0.9)
+        ... ).optimizer
         SGD(lr=0.1, momentum=0.9, l2=0.0)
     """
 

@@ -116,7 +116,9 @@ class Categorical(_Sparse):
         >>> import girih
         >>> user = girih.Categorical(name="user", dim=16)
         >>> tags = girih.Categorical(name="tags", separator="|", pooling="sum", table="tag")
-        >>> price = girih.Categorical(name="price_range", column="price", bucketize=[5, 20, 100])
+        >>> price = girih.Categorical(
+        ...     name="price_range", column="price", bucketize=[5, 20, 100]
+        ... )
         >>> user.table_name, tags.table_name, price.source
         ('user', 'tag', 'price')
     """
@@ -173,7 +175,9 @@ class Sequence(_Sparse):
         The last 50 clicks of a user, with the rows of the feature ``item``:
 
         >>> import girih
-        >>> history = girih.Sequence(name="history", table="item", separator=" ", max_length=50)
+        >>> history = girih.Sequence(
+        ...     name="history", table="item", separator=" ", max_length=50
+        ... )
         >>> history.table_name, history.is_split
         ('item', True)
     """
@@ -245,7 +249,9 @@ class Labels(Options):
     Examples:
         >>> import girih
         >>> labels = girih.Labels(
-        ...     names=["liked", "watch_s"], derive={"liked": "rating >= 4"}, loss={"watch_s": "huber"}
+        ...     names=["liked", "watch_s"],
+        ...     derive={"liked": "rating >= 4"},
+        ...     loss={"watch_s": "huber"},
         ... )
         >>> labels.losses
         ('bce', 'huber')

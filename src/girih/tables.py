@@ -70,7 +70,9 @@ class Uniform(_Initializer):
 
     Examples:
         >>> import girih
-        >>> girih.Table(name="user", initializer=girih.tables.Uniform(low=-0.05, high=0.05)).initializer
+        >>> girih.Table(
+        ...     name="user", initializer=girih.tables.Uniform(low=-0.05, high=0.05)
+        ... ).initializer
         Uniform(low=-0.05, high=0.05)
     """
 
@@ -196,7 +198,9 @@ class TTL(_Eviction):
 
     Examples:
         >>> import girih
-        >>> girih.Table(name="user", eviction=girih.tables.TTL(seconds=30 * 24 * 3600)).eviction
+        >>> girih.Table(
+        ...     name="user", eviction=girih.tables.TTL(seconds=30 * 24 * 3600)
+        ... ).eviction
         TTL(steps=None, seconds=2592000, max_rows=None)
     """
 
@@ -250,8 +254,12 @@ class Table(Options):
 
     Examples:
         >>> import girih
-        >>> user = girih.Table(name="user", dim=16, dtype="bfloat16", optimizer=girih.optim.Adagrad(lr=0.05))
-        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked", tables=[user])
+        >>> user = girih.Table(
+        ...     name="user", dim=16, dtype="bfloat16", optimizer=girih.optim.Adagrad(lr=0.05)
+        ... )
+        >>> schema = girih.Schema(
+        ...     [girih.Categorical(name="user")], labels="clicked", tables=[user]
+        ... )
         >>> schema.tables[0].dim
         16
     """

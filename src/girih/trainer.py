@@ -297,9 +297,15 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         >>> data = girih.read_arrow(pa.table({"user": [7, 8], "clicked": [1, 0]}), schema)
         >>> model = girih.models.DNN(schema, hidden=[8])
         >>> options = girih.TrainOptions(epochs=2, seed=1)
-        >>> with girih.Trainer(model, sparse_optimizer=girih.optim.Adam(), options=options, run="run") as trainer:
+        >>> with girih.Trainer(
+        ...     model, sparse_optimizer=girih.optim.Adam(), options=options, run="run"
+        ... ) as trainer:
         ...     state = trainer.fit(data)
-        ...     print(state.step, trainer.evaluate(data).num_examples, trainer.predict(data).shape)
+        ...     print(
+        ...         state.step,
+        ...         trainer.evaluate(data).num_examples,
+        ...         trainer.predict(data).shape,
+        ...     )
         2 2 (2, 1)
     """
 

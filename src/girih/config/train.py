@@ -55,7 +55,7 @@ class TrainOptions(Options):
     Attributes:
         epochs: number of passes over the training data.
         max_steps: ends the run after this number of steps, regardless of the epoch; None means no limit.
-        seed: seed of initial rows, of shuffling and of the model's initial values.
+        seed: seed of initial rows. In a config also of shuffling and of the model's initial values.
         precision: "bfloat16" computes the dense half under autocast; parameters stay float32.
         dense_forward: "int8" computes the forward pass of linear layers with 8-bit integers, on CPUs; parameters, and the
             whole backward pass, stay float32 (HT §5.1).
@@ -78,7 +78,9 @@ class TrainOptions(Options):
 
     Examples:
         >>> import girih
-        >>> options = girih.TrainOptions(epochs=3, precision="bfloat16", gauc_by="user", rank_at=[10])
+        >>> options = girih.TrainOptions(
+        ...     epochs=3, precision="bfloat16", gauc_by="user", rank_at=[10]
+        ... )
         >>> options.epochs, options.rank_at
         (3, (10,))
         >>> girih.TrainOptions(epoch=3)

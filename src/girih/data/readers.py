@@ -53,7 +53,9 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         >>> import girih
         >>> import pyarrow as pa
         >>> from pyarrow import parquet
-        >>> parquet.write_table(pa.table({"user": [7, 8, 9], "clicked": [1, 0, 1]}), "day-01.parquet")
+        >>> parquet.write_table(
+        ...     pa.table({"user": [7, 8, 9], "clicked": [1, 0, 1]}), "day-01.parquet"
+        ... )
         >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
         >>> data = girih.read_parquet("day-*.parquet", schema, batch_size=2, shuffle=True)
         >>> data.num_examples, data.batch_size
@@ -234,7 +236,9 @@ def read_criteo(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
         >>> import girih
         >>> columns = ["1", *map(str, range(13)), *(f"{word:08x}" for word in range(26))]
         >>> _ = Path("day_0").write_text("\\t".join(columns) + "\\n")
-        >>> schema = girih.Schema([girih.Numeric(name="I1"), girih.Categorical(name="C1")], labels="label")
+        >>> schema = girih.Schema(
+        ...     [girih.Numeric(name="I1"), girih.Categorical(name="C1")], labels="label"
+        ... )
         >>> girih.read_criteo("day_0", schema).first().labels.tolist()
         [[1.0]]
     """
@@ -302,7 +306,13 @@ def read_libffm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
         >>> from pathlib import Path
         >>> import girih
         >>> _ = Path("clicks.libffm").write_text("1 0:7:1 1:12:1\\n")
-        >>> schema = girih.Schema([girih.Categorical(name="user", column="0"), girih.Categorical(name="item", column="1")], labels="label")
+        >>> schema = girih.Schema(
+        ...     [
+        ...         girih.Categorical(name="user", column="0"),
+        ...         girih.Categorical(name="item", column="1"),
+        ...     ],
+        ...     labels="label",
+        ... )
         >>> data = girih.read_libffm("clicks.libffm", schema)
         >>> data.first().ids.tolist()
         [7, 12]
@@ -382,7 +392,9 @@ def read_kafka(
     Examples:
         >>> import girih
         >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
-        >>> data = girih.read_kafka("kafka://localhost:9092/clicks", schema, stop_at="end")  # doctest: +SKIP
+        >>> data = girih.read_kafka(
+        ...     "kafka://localhost:9092/clicks", schema, stop_at="end"
+        ... )  # doctest: +SKIP
     """
     check_schema(schema)
     if messages not in TURN:

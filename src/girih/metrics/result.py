@@ -235,7 +235,9 @@ class Metrics:
         ``Trainer.evaluate`` returns metrics. ``summary.json`` has them as a mapping:
 
         >>> import girih
-        >>> metrics = girih.Metrics.from_dict({"clicked": {"num_examples": 1000, "auc": 0.75}})
+        >>> metrics = girih.Metrics.from_dict(
+        ...     {"clicked": {"num_examples": 1000, "auc": 0.75}}
+        ... )
         >>> metrics.auc, metrics.by_label["clicked"].gauc
         (0.75, None)
         >>> print(metrics)

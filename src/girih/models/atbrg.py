@@ -80,7 +80,9 @@ class ATBRG(Model):
         >>> history = girih.Sequence(name="history", table="item", dim=8)
         >>> brands = girih.Sequence(name="item_brands", table="brand", dim=8)
         >>> schema = girih.Schema([item, history, brands], labels="clicked")
-        >>> model = girih.models.ATBRG(schema, relations={"item_brands": "item"}, hidden=[64, 32])
+        >>> model = girih.models.ATBRG(
+        ...     schema, relations={"item_brands": "item"}, hidden=[64, 32]
+        ... )
         >>> model.pairs
         (('history', 'item'),)
     """

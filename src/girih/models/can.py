@@ -49,9 +49,12 @@ class CAN(Model):
         A micro-MLP of widths 8 → 8 → 4 has 108 weights and biases, so the item's rows have dim 108.
 
         >>> import girih
-        >>> item, user = girih.Categorical(name="item", dim=108), girih.Categorical(name="user", dim=8)
+        >>> item = girih.Categorical(name="item", dim=108)
+        >>> user = girih.Categorical(name="user", dim=8)
         >>> schema = girih.Schema([item, user], labels="clicked")
-        >>> model = girih.models.CAN(schema, co_action={"item": ["user"]}, unit_layers=[8, 4], hidden=[64, 32])
+        >>> model = girih.models.CAN(
+        ...     schema, co_action={"item": ["user"]}, unit_layers=[8, 4], hidden=[64, 32]
+        ... )
         >>> model.units[0].num_parameters
         108
     """

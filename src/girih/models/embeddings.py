@@ -127,7 +127,7 @@ class Embeddings:
 
     def __post_init__(self) -> None:
         # computed now, not on first use: torch's compiler does not support the lock of a cached_property
-        names = tuple(block.features for block in self.blocks)
+        names = tuple([block.features for block in self.blocks])
         object.__setattr__(self, "_names", names)
         object.__setattr__(self, "_places", _places_of(names))
 
@@ -258,7 +258,7 @@ class Embeddings:
         if not sums or torch.isfinite(torch.stack(sums)).all():  # nearly always a single pass
             return None
         for features, nonfinite in checked:
-            bad = ~torch.isfinite(nonfinite.view(len(nonfinite), len(features), -1)).all(dim=2).all(dim=0)
+            bad = ~torch.isfinite(nonfinite.view(len(nonfinite), len(features), -1)).all(dim=(0, 2))
             if bad.any():
                 return features[int(bad.nonzero()[0])]
         return None

@@ -45,8 +45,12 @@ class MMoE(Model):
 
     Examples:
         >>> import girih
-        >>> schema = girih.Schema([girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"])
-        >>> model = girih.models.MMoE(schema, num_experts=2, expert_hidden=[64, 32], tower_hidden=[16])
+        >>> schema = girih.Schema(
+        ...     [girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"]
+        ... )
+        >>> model = girih.models.MMoE(
+        ...     schema, num_experts=2, expert_hidden=[64, 32], tower_hidden=[16]
+        ... )
         >>> model.num_labels
         2
     """
@@ -123,7 +127,9 @@ class ESMM(Model):
 
     Examples:
         >>> import girih
-        >>> schema = girih.Schema([girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"])
+        >>> schema = girih.Schema(
+        ...     [girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"]
+        ... )
         >>> model = girih.models.ESMM(schema, hidden=[64, 32])
         >>> model.num_labels
         2

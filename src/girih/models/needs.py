@@ -40,7 +40,9 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
 
     Examples:
         >>> import girih
-        >>> schema = girih.Schema([girih.Categorical(name="user"), girih.Numeric(name="age")], labels="clicked")
+        >>> schema = girih.Schema(
+        ...     [girih.Categorical(name="user"), girih.Numeric(name="age")], labels="clicked"
+        ... )
         >>> girih.models.needs_of(girih.models.LR(schema), schema)
         {'user': frozenset({'first_order'})}
     """

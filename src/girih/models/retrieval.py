@@ -140,9 +140,14 @@ class Retrieval(TwoTower):
 
     Examples:
         >>> import girih
-        >>> features = [girih.Categorical(name="user", dim=8), girih.Categorical(name="item", dim=8)]
+        >>> features = [
+        ...     girih.Categorical(name="user", dim=8),
+        ...     girih.Categorical(name="item", dim=8),
+        ... ]
         >>> schema = girih.Schema(features, labels="clicked")
-        >>> model = girih.models.Retrieval(schema, user=["user"], item_id="item", tower_dim=32)
+        >>> model = girih.models.Retrieval(
+        ...     schema, user=["user"], item_id="item", tower_dim=32
+        ... )
         >>> model.loss_features
         ('item',)
     """

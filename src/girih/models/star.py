@@ -136,9 +136,12 @@ class STAR(Model):
 
     Examples:
         >>> import girih
-        >>> user, country = girih.Categorical(name="user", dim=8), girih.Numeric(name="country")
+        >>> user = girih.Categorical(name="user", dim=8)
+        >>> country = girih.Numeric(name="country")
         >>> schema = girih.Schema([user, country], labels="clicked")
-        >>> model = girih.models.STAR(schema, domain="country", num_domains=3, hidden=[64, 32])
+        >>> model = girih.models.STAR(
+        ...     schema, domain="country", num_domains=3, hidden=[64, 32]
+        ... )
         >>> model.domains.num_domains
         3
     """

@@ -45,9 +45,16 @@ class EmbeddingBagCollection(GrowingModule):
     Examples:
         >>> import girih
         >>> import torch
-        >>> features = [girih.Categorical(name="user", dim=8), girih.Categorical(name="tags", dim=4)]
-        >>> bags = girih.nn.EmbeddingBagCollection(features, optimizer=girih.optim.Adagrad(lr=0.05))
-        >>> pooled = bags({"user": torch.tensor([[7], [8]]), "tags": torch.tensor([[1, 2], [2, 3]])})
+        >>> features = [
+        ...     girih.Categorical(name="user", dim=8),
+        ...     girih.Categorical(name="tags", dim=4),
+        ... ]
+        >>> bags = girih.nn.EmbeddingBagCollection(
+        ...     features, optimizer=girih.optim.Adagrad(lr=0.05)
+        ... )
+        >>> pooled = bags(
+        ...     {"user": torch.tensor([[7], [8]]), "tags": torch.tensor([[1, 2], [2, 3]])}
+        ... )
         >>> pooled["user"].shape, pooled["tags"].shape
         (torch.Size([2, 8]), torch.Size([2, 4]))
     """

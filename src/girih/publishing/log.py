@@ -63,7 +63,7 @@ class Log:
         manifest = SegmentManifest.read(place, expected)
         if manifest.number != number or (manifest.previous is None) != whole:
             raise CheckpointError(
-                f"{place}/{NAME}: says {manifest.kind} {manifest.number}; expected {'snapshot' if whole else 'delta'} {number}"
+                f"{place}/{NAME}: says {manifest.kind} {manifest.number}; expected {'snapshot' if whole else 'segment'} {number}"
             )
         return manifest
 

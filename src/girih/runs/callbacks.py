@@ -52,7 +52,8 @@ class Callback(Protocol):
         """Receives a training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more.
 
         Args:
-            record: name → value. ``elapsed_s`` is the seconds of the run so far, and ``rss_bytes`` the memory of this process.
+            record: name → value. ``elapsed_s`` is the seconds of the run so far, and ``rss_bytes`` the resident memory of its
+                processes, in bytes.
         """
         return
 

@@ -51,7 +51,9 @@ class StoreOptions(Options):
         A million rows stay in memory. The others are on an SSD.
 
         >>> import girih
-        >>> store = girih.StoreOptions(tiers=["dram", "ssd"], hot_rows=1_000_000, ssd_dir="/mnt/ssd")
+        >>> store = girih.StoreOptions(
+        ...     tiers=["dram", "ssd"], hot_rows=1_000_000, ssd_dir="/mnt/ssd"
+        ... )
         >>> store.hot_rows_of, store.is_tiered
         ({'dram': 1000000}, True)
     """

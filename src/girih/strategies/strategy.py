@@ -74,10 +74,12 @@ class Strategy(ABC):
         >>> import girih
         >>> class Logged(girih.strategies.Strategy):
         ...     name = "logged"
+        ...
         ...     def plan(self, facts):
         ...         plan = girih.Local().plan(facts)
         ...         print("trainers:", plan.roles["trainer"])
         ...         return plan
+        ...
         ...     def build(self, plan, context):
         ...         return girih.Local().build(plan, context)
         >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")

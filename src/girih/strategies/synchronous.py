@@ -50,7 +50,9 @@ class Synchronous(StrategyOptions):
         Start a program with this strategy with ``torchrun --nproc-per-node 2``.
 
         >>> import girih
-        >>> strategy = girih.Synchronous(trainers=2, wire_embeddings="float16", wire_gradients="float16")
+        >>> strategy = girih.Synchronous(
+        ...     trainers=2, wire_embeddings="float16", wire_gradients="float16"
+        ... )
         >>> strategy.trainers, strategy.wire_embeddings
         (2, 'float16')
     """

@@ -226,7 +226,7 @@ def apply_gradients(
         first: the position of the first key among all keys of the call.
     """
     if terms is None:
-        numbers = _numbers(len(ids) + 1)
+        numbers = _numbers((len(ids) + 1).bit_length())[: len(ids) + 1]
         terms = Terms(numbers, numbers, _NO_FACTORS, _NO_TAIL)
     apply = applying(layout.segments[:, at.OPTIMIZER].tolist())
     tail = sealed(terms.tail)
@@ -248,13 +248,8 @@ def apply_gradients(
 
 
 @functools.lru_cache(maxsize=32)
-def _many_numbers(bits: int) -> I32:
+def _numbers(bits: int) -> I32:
     return np.arange(1 << bits, dtype=np.int32)
-
-
-def _numbers(count: int) -> I32:
-    """Returns 0, 1, …, int32[count]."""
-    return _many_numbers(count.bit_length())[:count]
 
 
 @kernel()

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from girih.comm.group.trainers import NO_NUMBERS, Numbers, Vote
+from girih.comm.group.trainers import Numbers, Vote
 from girih.data.batch import Batch
 from girih.errors import NonFiniteError
 from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of
@@ -61,12 +61,7 @@ def apply_all(
         summed = group.gradients(read, group_gradients, batch)
         if summed is not None:
             updates.append((group, read, summed))
-    keys = [NO_NUMBERS.to(vote.loss.device)]
-    inverses = []
-    for group, read, summed in updates:
-        keys.append(torch.as_tensor(summed.nonfinite_key, device=vote.loss.device).reshape(1).double())
-        inverses.append((group.group, group.inverse(read)))
-    vote.reported = torch.cat(keys)
+    vote.reported = numbers_on(vote.loss.device, [summed.nonfinite_key for _, _, summed in updates])
     vote.cast((vote.reported >= 0).any())
     if not vote.known_refused:
         for group, read, summed in updates:
@@ -74,6 +69,14 @@ def apply_all(
                 flag = vote.refused.to(torch.int32).reshape(1) - 1
                 summed = replace(summed, nonfinite_key=flag)
             group.apply(read, summed, step, lr_scale)
+    inverses = [(group.group, group.inverse(read)) for group, read, _ in updates]
     feature_from = partial(nonfinite_feature, inverses, batch)
     vote.error_from = lambda numbers: nonfinite_gradient(feature_from(numbers))
     return feature_from
+
+
+def numbers_on(device: torch.device, numbers: Sequence[int | Tensor]) -> Tensor:
+    """float64[K], on a device, from K numbers or tensors of one number. Never waits for a GPU."""
+    if device.type == "cpu":
+        return torch.tensor(numbers, dtype=torch.float64)  # one call, because each takes time
+    return torch.cat([torch.as_tensor(number, device=device).reshape(1).double() for number in numbers])

@@ -157,7 +157,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         """See :class:`girih.sparse.half.SparseHalf`."""
 
         def find() -> Request:
-            request = self.find(batch, self._parts_of(batch), train=True)
+            request = self.find(batch, slices_of(batch, self._micro_batches), train=True)
             self.fetch(request)
             return request
 
@@ -166,7 +166,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
     def pull(self, batch: Batch, prepared: object = None) -> PulledHere[Request, Read]:
         """Reads a batch's rows for training."""
         self.features.add_training(batch)
-        return self._pulled(batch, self._parts_of(batch), prepared, train=True)
+        return self._pulled(batch, slices_of(batch, self._micro_batches), prepared, train=True)
 
     def peek(self, batch: Batch) -> PulledHere[Request, Read]:
         """Reads for evaluation; keys without a row give their initial value."""
@@ -223,9 +223,6 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         if self._thread is not None:
             self._thread.shutdown()
         self._shards.close()
-
-    def _parts_of(self, batch: Batch) -> list[slice]:
-        return slices_of(batch, self._micro_batches)
 
     def _pulled(
         self, batch: Batch, parts: Sequence[slice], prepared: object = None, *, train: bool
