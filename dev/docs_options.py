@@ -81,7 +81,7 @@ def path_of(target: Any) -> str:
 def options_of(target: Any) -> list[Option]:
     """Returns the options of a class or function, with those of its bases and of ``Unpack[...]``."""
     function = constructor_of(target) if inspect.isclass(target) else target
-    if not is_in(function, "girih") and not is_in(function, "torch.optim"):
+    if not (is_in(function, "girih") or is_in(function, "torch.optim") or hasattr(target, "_fields")):
         return []
     hints = parameter_hints(function) or hints_of(target)
     parameters = list(inspect.signature(function).parameters.values())[inspect.isclass(target) :]
