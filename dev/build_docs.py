@@ -8,27 +8,32 @@ commands), and runs Zensical in strict mode: a warning, a broken link or a missi
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import click
-import griffe
-from api import MODULES, load, page_names, public_names
-from docs_roles import ROLE
+from api import MODULES, load, page_names
+from docs_keys import key_lines
+from docs_options import (
+    PAGE,
+    TYPES,
+    link,
+    options_of,
+    path_of,
+    public_names,
+    readable,
+    title_of,
+)
 
-from girih import cli, optim
-from girih.app.run_config import KINDS, keys_by_section
-from girih.config.bounds import Bounds
-from girih.config.sections import hints_of
+from girih import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "docs"
@@ -71,11 +76,34 @@ FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Pages that are outside docs/ in the repository, and their places in the site."""
 FOLDERS = {"Experiments": "experiments", "Decisions": "decisions"}
 """Sections of the explanation that have each page of a folder."""
+GUIDE_OF = {
+    "data.md": "Batch Categorical Dataset Numeric Schema Sequence read_arrow read_criteo read_csv read_jsonl read_kafka read_libffm"
+    " read_libsvm read_parquet",
+    "labels.md": "Labels Targets",
+    "daily.md": "Inherited Table tables",
+    "python.md": "Callback EarlyStopping Lamb RunState TrainOptions Trainer errors",
+    "models.md": "Embeddings models",
+    "nn.md": "nn",
+    "metrics.md": "LabelMetrics Metrics Scores",
+    "comparing.md": "MLflow TensorBoard WandB",
+    "loading.md": "LoadedModel load",
+    "publishing.md": "PublishOptions",
+    "operations.md": "MetricsOptions",
+    "checkpoints.md": "CheckpointOptions",
+    "tiers.md": "StoreOptions",
+    "strategies.md": "Asynchronous Capabilities Hierarchical Hybrid Local ScheduleOptions Substitution Synchronous"
+    " strategies.Strategy",
+    "config.md": "optim",
+}
+"""Guide → the names whose pages link to it."""
+HIDDEN = ("owner", "misplaced_options", "spans", "learning_rate", "restarts_all", "why_not_.*")
+"""Attributes that pages leave out: those for other parts of girih, of types without a page."""
 PUBLIC = """\
 # Public names
 
 These are the public names of Python. All other names below `girih` are internal. [Stability](../stability.md) says what else is public,
-and what a new version may change.
+and what a new version may change. *Types you meet*, below Python, are classes whose objects girih gives to your code or takes from it.
+They are internal too: check your code when you install a new version.
 
 | name | meaning |
 |---|---|
@@ -94,7 +122,11 @@ def main() -> int:
     shutil.rmtree(SITE, ignore_errors=True)
     zensical = Path(sys.executable).with_name("zensical")
     built = subprocess.run(
-        [zensical, "build", "--strict", "--config-file", config], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [zensical, "build", "--strict", "--config-file", config],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # of the extension
+        stdout=subprocess.PIPE,
+        text=True,
     )
     sys.stdout.write(built.stdout)
     if built.returncode or "griffe:" in built.stdout:
@@ -149,50 +181,6 @@ def relink(path: Path, place: Path) -> str:
     return "".join([*parts, LINK.sub(fit, text[behind:])])
 
 
-def key_lines() -> Iterator[str]:
-    """A table for each section of a config that has the same keys in each config, then each sparse optimizer's options."""
-    yield "# Config keys\n\nThis page lists each key with its type and default. [Config files](../config.md) explains them with examples.\n"
-    for section in keys_by_section():
-        yield from table_of(f"[{section}]", KINDS[section])
-    yield "\n## Sparse optimizers\n\nThe options of `[sparse_optimizer]`, by its `name`.\n"
-    for kind in vars(optim).values():
-        if inspect.isclass(kind) and kind.__module__ == optim.__name__ and not kind.__name__.startswith("_"):
-            yield from table_of(kind.name, kind)
-
-
-def table_of(title: str, kind: Any) -> Iterator[str]:
-    described = {}
-    for part in griffe.Docstring(inspect.getdoc(kind) or "").parse("google"):
-        if part.kind in (griffe.DocstringSectionKind.attributes, griffe.DocstringSectionKind.parameters):
-            described |= {each.name: each.description for each in part.value}
-    yield f"\n## `{title}`\n\n| key | type | default | meaning |\n|---|---|---|---|\n"
-    for each in dataclasses.fields(kind):
-        default = "required" if each.default is dataclasses.MISSING else f"`{each.default!r}`"
-        if each.default_factory is not dataclasses.MISSING:
-            default = f"`{each.default_factory()!r}`"
-        meaning = ROLE.sub(r"`\1`", " ".join(described.get(each.name, "").split()))
-        cells = (f"`{each.name}`", type_text(hints_of(kind)[each.name]), default, meaning)
-        yield "| " + " | ".join(cell.replace("|", "&#124;") for cell in cells) + " |\n"
-
-
-def type_text(hint: Any) -> str:
-    """The values that a key takes, in words."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        bounds = [
-            part.text(parts[0]) for part in parts[1:] if isinstance(part, Bounds) and parts[0] in (int, float)
-        ]
-        return bounds[0] if bounds else type_text(parts[0])
-    if origin is Literal:
-        return " or ".join(f"`{part!r}`" for part in parts)
-    if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(type_text, parts)))
-    if parts and isinstance(origin, type):
-        inner = ", ".join(type_text(part) for part in parts if part is not ...)
-        return f"{origin.__name__} of {inner}"
-    return "None" if hint is NoneType else f"`{getattr(hint, '__name__', hint)}`"
-
-
 def command_lines() -> Iterator[str]:
     """The help text of each command."""
     yield "# Commands\n\nThis page has the help text of each command, the same as `girih COMMAND --help` prints.\n"
@@ -202,44 +190,71 @@ def command_lines() -> Iterator[str]:
         if command is None:
             raise LookupError(f"command {name!r} is listed, and cannot be loaded")
         text = command.get_help(click.Context(command, info_name=name, parent=context))
-        yield f"\n## girih {name}\n\n```text\n{text}\n```\n"
+        yield f"\n## girih {name}\n\n```text\n{PAGE.sub(lambda page: title_of(page[1]), text)}\n```\n"
+        links = [link(page, "../") for page in dict.fromkeys(PAGE.findall(text))]
+        yield f"\nSee {', '.join(links)}.\n" if links else ""
 
 
-def write_api() -> list[str | dict[str, str]]:
-    """A page for each public name below girih, and a page that lists all; returns their places in the navigation."""
-    package = load()
-    public = dict(public_names(package))
-    names = sorted(page_names(package), key=str.lower)
-    lines, places = [PUBLIC], []
-    for name in names:
-        parts = [each for each in public if each.startswith(f"{name}.")] if name in MODULES else []
-        lines += [f"| [`girih.{name}`](api/{name}.md) | {summary_of(public[name])} |\n"]
+def write_api() -> list[Any]:
+    """A page for each public name below girih and for each of ``TYPES``, and a list; returns their places in the navigation."""
+    public = dict(public_names())
+    for name, target in public.items():
+        if lost := [each.name for each in options_of(target) if not each.meaning]:
+            raise LookupError(f"{name}: no meaning of {', '.join(lost)}; add it to the docstring")
+    lines: list[str] = [PUBLIC]
+    places: list[Any] = ["reference/python.md"]
+    for name in sorted(page_names(load()), key=str.lower):
+        parts = (
+            [each for each in public if each.rpartition(".")[0] == f"girih.{name}"] if name in MODULES else []
+        )
+        home = f"girih.{name}" if parts else path_of(public[f"girih.{name}"])
+        places.append({f"girih.{name}": write_page(name, f"girih.{name}", home, parts)})
         lines += [
-            f"| [`girih.{part}`](api/{name}.md#girih.{part}) | {summary_of(public[part])} |\n"
-            for part in parts
+            f"| [`{each}`](api/{name}.md{'#' + each if each in parts else ''}) | {summary_of(public[each])} |\n"
+            for each in (f"girih.{name}", *parts)
         ]
-        options = {"heading": f"girih.{name}", "heading_level": 1, "show_root_heading": True}
-        if parts:
-            options["members"] = [part.removeprefix(f"{name}.") for part in parts]
-        text = "".join(f"      {key}: {json.dumps(value)}\n" for key, value in options.items())
-        write(BUILD / "reference" / "api" / f"{name}.md", f"::: {public[name].path}\n    options:\n{text}")
-        places.append({f"girih.{name}": f"reference/api/{name}.md"})
     write(BUILD / "reference" / "python.md", "".join(lines))
-    return ["reference/python.md", *places]
+    types = [{kind.__name__: write_page(kind.__name__, kind.__name__, path_of(kind), [])} for kind in TYPES]
+    return [*places, {"Types you meet": types}]
 
 
-def summary_of(target: griffe.Object) -> str:
+def write_page(name: str, title: str, home: str, parts: list[str]) -> str:
+    """Writes the page of a public name; returns its place.
+
+    Args:
+        home: the module of the name and the name.
+        parts: of a module: its public names.
+    """
+    guide = next((guide for guide, names in GUIDE_OF.items() if name in names.split()), None)
+    if guide is None:
+        raise LookupError(f"{name}: no guide; add it to GUIDE_OF in dev/build_docs.py")
+    options: dict[str, Any] = {"heading": title}
+    if parts:
+        options["members"] = [part.rpartition(".")[2] for part in parts]
+    lines = "".join(f"      {key}: {json.dumps(value)}\n" for key, value in options.items())
+    place = f"reference/api/{name}.md"
+    write(BUILD / place, f"::: {home}\n    options:\n{lines}\nGuide: {link(guide, '../../')}\n")
+    return place
+
+
+def summary_of(target: Any) -> str:
     """The first line of a docstring."""
-    text = target.docstring.value if target.docstring else ""
-    return ROLE.sub(r"`\1`", text.partition("\n")[0]).replace("``", "`").replace("|", "&#124;")
+    documented = inspect.ismodule(target) or callable(target)
+    return (
+        readable((inspect.getdoc(target) or "").partition("\n")[0]).replace("|", "&#124;")
+        if documented
+        else ""
+    )
 
 
-def settings(api: list[str | dict[str, str]]) -> dict[str, Any]:
+def settings(api: list[Any]) -> dict[str, Any]:
     options = {
-        "docstring_style": "google", "show_source": False, "show_root_heading": False, "show_root_toc_entry": False,
-        "heading_level": 2, "merge_init_into_class": True, "separate_signature": True, "show_signature_annotations": True,
+        "docstring_style": "google", "show_source": False, "show_root_heading": True,
+        "heading_level": 1, "merge_init_into_class": True, "separate_signature": True, "show_signature_annotations": True,
         "members_order": "source", "docstring_section_style": "list",
-        "show_bases": False, "inherited_members": True, "filters": ["!^_[^_]", "!^__new__$", "!^misplaced_options$"], "extensions": [str(ROOT / "dev" / "docs_roles.py")],
+        "show_bases": False, "inherited_members": True,
+        "filters": ["!^_[^_]", "!^__(new|init)__$", *(f"!^{name}$" for name in HIDDEN)],
+        "signature_crossrefs": True, "extensions": ["docs_extension"],
         "docstring_options": {"warn_unknown_params": False, "warn_missing_types": False},
     }  # fmt: skip
     python = {"paths": [str(ROOT / "src")], "options": options}
@@ -263,7 +278,7 @@ def settings(api: list[str | dict[str, str]]) -> dict[str, Any]:
             ],
         },
         "plugins": ["search", {"mkdocstrings": {"handlers": {"python": python}}}],
-        "markdown_extensions": ["tables", "admonition", "toc", "pymdownx.superfences", "pymdownx.highlight"],
+        "markdown_extensions": ["tables", "admonition", "attr_list", "toc", "pymdownx.superfences", "pymdownx.highlight"],
     }  # fmt: skip
 
 

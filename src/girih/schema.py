@@ -296,7 +296,11 @@ class Labels(Options):
 
 
 class Defaults(Options):
-    """The section ``[defaults]``: values for features and tables that do not set them."""
+    """The section ``[defaults]``: values for features and tables that do not set them.
+
+    Attributes:
+        dim: width of embeddings.
+    """
 
     dim: Dim = DEFAULT_DIM
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import functools
+import html
 import http.server
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from girih.cli import COMMANDS
 ROOT = Path(__file__).parents[2]
 with mock.patch.object(sys, "path", [str(ROOT / "dev"), *sys.path]):
     import api
+    import docs_options
 SITE = ROOT / "site"
 SOURCES = ("README.md", "docs", "src/girih", "dev")
 ERRORS = ("Runtime.exceptionThrown", "Log.entryAdded", "Network.loadingFailed")
@@ -42,6 +45,11 @@ class Page(HTMLParser):
         found = dict(attrs)
         self.names |= {found[key] for key in ("id", "name") if found.get(key)}
         self.links += [found[key] for key in ("href", "src") if found.get(key)]
+
+
+def plain(page):
+    """The text of a page or a part of it, in one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", page)).split())
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +101,8 @@ def test_each_link_leads_to_a_file_and_a_heading(site):
 
 def test_each_public_name_key_and_command_has_its_entry(site):
     folder, names = site / "reference" / "api", set(api.page_names(api.load()))
-    assert {path.name for path in folder.iterdir()} == names
+    types = {kind.__name__ for kind in docs_options.TYPES}
+    assert {path.name for path in folder.iterdir()} == names | types
     assert names >= set(girih.__all__) - {"__version__"}
     pages = {name: (folder / name / "index.html").read_text() for name in names}
     assert [name for name, page in pages.items() if page.count(">Examples:<") == 0] == []
@@ -110,6 +119,40 @@ def test_each_public_name_key_and_command_has_its_entry(site):
     sections = keys_by_section()
     assert [key for names in sections.values() for key in names if f"<code>{key}</code>" not in keys] == []
     assert [name for name in COMMANDS if f"Usage: girih {name} " not in commands] == []
+    assert 'href="../../security/">Security</a>' in commands
+    assert "docs/" not in plain(commands.partition("<article")[2])
+
+
+def test_each_page_of_a_name_has_its_signature_its_options_and_a_guide(site):
+    pages = {path.parent.name: path.read_text() for path in (site / "reference" / "api").glob("*/index.html")}
+    assert [name for name, page in pages.items() if not re.search(r'Guide: <a href="[^"]+">\w', page)] == []
+    lost = []
+    for name, target in docs_options.public_names().items():
+        options = docs_options.options_of(target)
+        if not options:
+            continue
+        places = "|".join(map(re.escape, {name, docs_options.path_of(target)}))
+        part = pages[next(page for page in (name[6:], *reversed(name.split("."))) if page in pages)]
+        signature = re.search(rf'id="(?:{places})".*?doc-signature.*?</div>', part, re.DOTALL)
+        if not signature:
+            lost.append(name)
+        text, whole = plain(signature[0]) if signature else "", plain(part)
+        lost += [(name, option.name) for option in options if f"{option.name}: " not in text]
+        lost += [
+            (name, option.name)
+            for option in options
+            if re.split("``|:\\w+:`", option.meaning)[0].strip() not in whole
+        ]
+    assert lost == []
+
+
+def test_pages_have_inherited_members_and_no_names_without_a_page(site):
+    trainer = (site / "reference" / "api" / "Trainer" / "index.html").read_text()
+    members = ("evaluate", "fit", "outputs", "predict", "predictions", "request_stop", "summary")
+    assert [name for name in members if not re.search(rf'id="girih.trainer.Trainer.{name}"', trainer)] == []
+    internal = ("PipelinedStrategy", "RemoteStrategy", "LearningRate", "ProgressiveScores", "DIRECTIONS")
+    pages = {path: path.read_text() for path in (site / "reference").rglob("index.html")}
+    assert [(name, path) for path, page in pages.items() for name in internal if name in page] == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

@@ -30,6 +30,7 @@ class RunState:
         bad_evaluations: evaluations since then that were no better.
         stopped_early: early stopping ended the run.
         train_s: seconds spent on training steps.
+        staleness_max, staleness_sum: the maximum staleness of a batch so far, and the sum over all batches.
     """
 
     step: Step = 0

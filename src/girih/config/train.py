@@ -28,7 +28,7 @@ class EarlyStopping(Options):
     The best weights become the final ones.
 
     Attributes:
-        metric: one of :data:`DIRECTIONS`, ``recall@k``, ``ndcg@k`` or ``mrr`` with the k of ``rank_at``, or one of ``metrics``.
+        metric: auc, auprc, gauc, uauc, logloss, normalized_entropy, mae or rmse, ``recall@k``, ``ndcg@k`` or ``mrr`` with the k of ``rank_at``, or one of ``metrics``.
         mode: "max" if more is better, "min" if less is. Only for your own metric.
         patience: number of evaluations without an improvement that training survives.
         min_delta: the difference from the best value that counts as an improvement, at least 0.
@@ -58,7 +58,7 @@ class TrainOptions(Options):
         seed: seed of initial rows. In a config also of shuffling and of the model's initial values.
         precision: "bfloat16" computes the dense half under autocast; parameters stay float32.
         dense_forward: "int8" computes the forward pass of linear layers with 8-bit integers, on CPUs; parameters, and the
-            whole backward pass, stay float32 (HT §5.1, see :mod:`girih.dense.accel.int8`).
+            whole backward pass, stay float32 (HT §5.1).
         device: device of the dense half: "cpu", "cuda" or "auto" (CUDA if available).
         clip_norm: maximum L2 norm of all dense gradients together; None clips nothing. Gradients of rows are not clipped.
         global_batch_norm: batch norm uses the moments of all trainers' examples in a step, not only this trainer's.
@@ -66,15 +66,14 @@ class TrainOptions(Options):
         early_stopping: ends training early, see :class:`EarlyStopping`; None trains all epochs.
         on_nonfinite: "stop" ends the run at a NaN or infinite loss or gradient; "skip" refuses the whole step
             (neither half moves) and counts it.
-        lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
+        lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options.
         evaluate_every_steps: evaluates at this interval too, in steps, not only at the end of an epoch.
         log_every_steps: steps per line of ``metrics.jsonl``; None: often at first, so that a short run has about twenty
             lines, later every 50 steps.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
         rank_at: the ks of recall@k and NDCG@k, within the groups of ``gauc_by``; adds MRR.
-        metrics: your own metrics, as ``"file.py:function"`` or ``"package.module:function"``; from Python also functions;
-            see :mod:`girih.metrics.custom`.
-        progressive_validation: scores each batch in its forward pass, before its update; see ``ProgressiveScores``.
+        metrics: your own metrics, as ``"file.py:function"`` or ``"package.module:function"``; from Python also functions.
+        progressive_validation: scores each batch in its forward pass, before its update.
         tensorboard: writes scalars for TensorBoard into the run directory.
 
     Examples:

@@ -30,18 +30,28 @@ class DataOptions(Options):
     """Files, and options for reading them.
 
     Attributes:
-        format: of all files. With ``kafka``, of the training data and of any other ``kafka://`` address; other data is
-            Parquet.
+        format: the format of all files. With ``kafka``, it is that of the training data and of any other ``kafka://``
+            address; other data is Parquet.
         train, valid, test: a path, glob or fsspec address, or a list of them.
         batch_size: examples per batch.
-        encoding: of text files, a Python codec.
-        separator, quote, columns, quoted_line_breaks, decimal, thousands, units: of CSV; see :func:`girih.read_csv`.
+        encoding: the codec of text files, by Python's name.
+        separator: the text between values of a CSV; ``\\s+`` stands for any number of blanks and tabs.
+        quote: the character around values that hold the separator; "" for none.
+        columns: names of the columns of a CSV without a header line.
+        quoted_line_breaks: true allows line breaks within quotes of a CSV.
+        decimal: the mark before the fraction of a number of a CSV.
+        thousands: the mark between groups of digits of a number of a CSV.
+        units: texts before or after numbers of a CSV that are ignored, such as "$" and "%".
         null_values: texts that mean a missing value, in addition to an empty cell of a text file.
         where: a condition that rows must meet; see :func:`girih.read_parquet`. Predictions use all rows.
         split: how to cut the files of ``train`` into training, validation and test data.
-        messages, start, stop_at, kafka: of Kafka topics; see :func:`girih.read_kafka`.
+        messages: the content of a Kafka message: a JSON object, or an Arrow IPC stream.
+        start: the first record of a topic that is read: ``earliest``, ``latest`` or a moment.
+        stop_at: ``end`` ends an epoch at the last record that exists when the topic is opened; None never ends.
+        kafka: options of librdkafka by their own names.
         shuffle: permute the training data differently in each epoch, in windows of at least ``shuffle_rows`` rows; None
             shuffles files, but not a stream.
+        shuffle_rows: the minimum number of rows that are permuted together.
         on_bad_row: ``error`` stops; ``skip`` drops and counts.
         read_ahead: number of batches that are read before they are needed.
     """

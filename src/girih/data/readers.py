@@ -31,13 +31,13 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         schema: the features and labels to read; no other column is read.
         batch_size: number of examples of a batch; the last batch of an epoch may have fewer. Default: 4096.
         shuffle: permutes row groups over all files, then rows in windows of at least ``shuffle_rows``. Default: False.
-        shuffle_rows: the minimum number of rows that are permuted together. Default: a million.
+        shuffle_rows: the minimum number of rows that are permuted together. Default: 1_000_000.
         seed: determines the order, together with the epoch. Default: 0.
-        on_bad_row: ``error`` (the default) stops at the first bad row; ``skip`` drops and counts bad rows.
-        keep: columns to pass on, as ``Batch.kept``.
-        with_labels: False for data without label columns.
-        where: a condition that rows must meet, such as ``"country in ['NL', 'BE'] and price > 0"``; its grammar is in
-            :mod:`girih.data.decode.conditions`. Default: all rows.
+        on_bad_row: ``error`` stops at the first bad row; ``skip`` drops and counts bad rows. Default: ``error``.
+        keep: columns to pass on, as ``Batch.kept``. Default: ``()``.
+        with_labels: False for data without label columns. Default: True.
+        where: a condition that rows must meet, such as ``"country in ['NL', 'BE'] and price > 0"``.
+            Default: all rows.
         null_values: texts that mean a missing value, in addition to an empty cell of a text file, such as ``["NA",
             "NULL"]``. Default: the texts in the schema, which a trained model also uses.
 
@@ -167,15 +167,15 @@ def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dat
         separator: one or more characters, such as ``::``; ``\\s+`` for any number of blanks and tabs. Default: ``,``.
         quote: the character around values that hold the separator; "" for none. Default: ``"``.
         quoted_line_breaks: values within quotes may hold line breaks. A quote that is not closed then ends its row much
-            later.
+            later. Default: False.
         columns: names, for files without a header line. A first line that repeats them is skipped. Without labels,
             files may lack the label columns.
         decimal: the mark before the fraction of a number, such as ``,`` in ``1.234,5``. Default: ``.``.
         thousands: the mark between groups of digits, such as ``.`` in ``1.234,5``. Default: none.
-        units: texts before or after numbers that are ignored, such as ``["$", "%"]``.
+        units: texts before or after numbers that are ignored, such as ``["$", "%"]``. Default: ``()``.
         encoding: a Python codec, such as ``cp1252``, ``gbk`` or ``utf-16``; ids equal the ids of the same text in
             UTF-8. Default: ``utf-8``.
-        block_bytes: the number of bytes of text that are decoded at once.
+        block_bytes: the number of bytes of text that are decoded at once. Default: 8_388_608.
         options: the options of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
 
     Returns:

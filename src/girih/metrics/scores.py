@@ -118,7 +118,7 @@ class Scores:
         Args:
             rank_at: the values of k of :func:`girih.metrics.result.ranking`, within groups; empty computes no ranking
                 metric.
-            metrics: functions that the user defines; see :mod:`girih.metrics.custom`.
+            metrics: functions that the user defines.
 
         Raises:
             ConfigError: the number of names is not T, or a name is repeated.

@@ -18,7 +18,7 @@ from girih.schema import Schema
 
 
 class DLRM(Model):
-    """logits = top([d, <f_i, f_j> for all i < j]) with d = bottom(numeric), fields f = (d, embeddings).
+    """logits = top([d, f_i · f_j for all i < j]) with d = bottom(numeric), fields f = (d, embeddings).
 
     Without numeric features there is neither bottom nor d; the paper does not consider this case. The top then reads
     the embeddings instead of d, because dots alone lose the information of single features.

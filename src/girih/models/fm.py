@@ -40,7 +40,7 @@ class LR(Model):
 
 
 class FM(Model):
-    """logit = b + Σ_i w_i + Σ_{i<j} <v_i, v_j> (eq. 1). All features have one dim; one label.
+    """logit = b + Σ_i w_i + Σ_{i<j} v_i · v_j (eq. 1). All features have one dim; one label.
 
     Args:
         schema: the features and labels of the data.

@@ -27,7 +27,7 @@ class TwoTower(Model):
         user: names of the features of the user's tower, of all kinds.
         item: names of the features of the item's tower. By default those that are not in ``user``. A feature in neither
             tower is not read.
-        similarity: "dot", <u, v>, or "cosine", <u, v> / (‖u‖ ‖v‖).
+        similarity: "dot", u · v, or "cosine", u · v / (‖u‖ ‖v‖).
         temperature: 1/γ, where γ is DSSM's smoothing factor. A cosine is at most 1, so useful logits need a low
             temperature.
         tower_dim: the width of u and v.

@@ -148,6 +148,9 @@ def load(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -
 class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     """A trained model, made by :func:`girih.load`. One thread at a time may use it.
 
+    Args:
+        opened: the files of the model, which ``girih.load`` opens.
+
     Attributes:
         checkpoint: the address of the checkpoint.
         step: number of training steps of the checkpoint.

@@ -371,7 +371,7 @@ class PipelinedStrategy(RemoteStrategy):
         return FailurePolicy(why=why) if why else RESTART
 
     def pipelined(self, plan: Plan, context: RunContext, dense: DenseHalf) -> Session:
-        """Opens a session with the pipelined schedule; see :meth:`RemoteStrategy.session`."""
+        """Opens a session with the pipelined schedule; see :meth:`session`."""
         from girih.training.schedules import Pipelined
 
         # the workers prepare the ids, so the trainer has none to prepare

@@ -80,6 +80,11 @@ class MLP(nn.Sequential):
 
     Without ``outputs``, it ends with the last block.
 
+    Args:
+        hidden: widths of the hidden layers. Default: ``(400, 400, 400)``.
+        dropout: the share of each hidden layer's outputs that training sets to 0. Default: 0.0.
+        batch_norm: normalises the inputs of each ReLU over the batch. Default: False.
+
     Attributes:
         width: of the output.
     """
