@@ -37,7 +37,7 @@ class ModelDescription:
             2.
         recipe: ``{"model": …, "train": …}``: how to make the module again, and how to compute with it. For a user's
             class, ``model`` is None, and ``options`` are those of the config, never the class name.
-        normalization: for standardized features; None if it was not measured.
+        normalization: for standardized features, or None if it was not measured.
     """
 
     schema: Mapping[str, Any]
@@ -70,7 +70,7 @@ def train_options(kept: Mapping[str, object]) -> TrainOptions:
     """Returns the options that predictions depend on, from the ``train`` of a recipe.
 
     Raises:
-        ConfigError: an unknown option.
+        ConfigError: the option is unknown.
     """
     for name in config.build(Mapping[str, Any], kept, "recipe"):
         if name not in KEPT:
@@ -83,7 +83,7 @@ def check_recipe(tree: Mapping[str, Any]) -> None:
     """Checks a recipe without making its model.
 
     Raises:
-        ConfigError: an unknown model or option, or a value of another type. KeyError: a value is missing.
+        ConfigError: the model or option is unknown, or a value of another type. KeyError: a value is missing.
     """
     train_options(tree["train"])
     model = config.build(Mapping[str, Any] | None, tree["model"], "its recipe is damaged: model")

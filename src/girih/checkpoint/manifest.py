@@ -79,7 +79,7 @@ class Manifest(PartsManifest):
     """``manifest.json`` of a checkpoint.
 
     Attributes:
-        plan: the plan of the run; None if there is none.
+        plan: the plan of the run, or None if there is none.
         state: everything that is neither row nor parameter, for example counters, data position and schedule.
         random: the state of random generators of each trainer, by rank.
         dense: the dense half's state. Here, in ``state`` and in ``random``, names stand for tensors in

@@ -41,7 +41,7 @@ class PartReader:
     Attributes:
         storage: the checkpoint. parts: their facts, from the manifest.
         optimizer_state: True loads it with the rows; False starts the optimizer from zero.
-        begins: True if a new run begins with the rows that fit; False if all rows must fit.
+        begins: True if a new run begins with the rows that fit, or False if all rows must fit.
         newest: table → second of its newest use, if training continues with the rows: a load refuses rows that would
             all expire.
     """

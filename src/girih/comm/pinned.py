@@ -39,7 +39,7 @@ class _CopyLane:
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def recorded(self) -> torch.cuda.Event | None:
-        """Returns an event that is reached when all earlier work of the stream is done; None without a GPU."""
+        """Returns an event that is reached when all earlier work of the stream is done, or None without a GPU."""
         if self.stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

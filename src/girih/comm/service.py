@@ -62,7 +62,7 @@ def listen(
 def connect(
     address: str, *, secret: bytes, timeout_s: float = 40.0, resolve: Callable[[], str] | None = None
 ) -> Client:
-    """Connects to a server. Returns at once, even if the server is not there yet.
+    """Connects to a server. Returns immediately, even if the server is not there yet.
 
     A broken connection is made again, and the session goes on: each call is executed once. If the server's process
     ended, its open calls fail with ``Lost``, and later calls go to its next incarnation.

@@ -37,7 +37,7 @@ class StepFacts:
     Attributes:
         loss: the mean loss over all trainers.
         refused: why nothing was applied, or None.
-        counters: the counters of the sparse half after the step; None if the caller must ask the sparse half.
+        counters: the counters of the sparse half after the step, or None if the caller must ask the sparse half.
     """
 
     loss: float
@@ -173,7 +173,7 @@ class DenseHalf(SavedParameters, Protocol):
     """Owns the parameters.
 
     Attributes:
-        optimizer: the optimizer whose learning rate a schedule changes; None if there is none.
+        optimizer: the optimizer whose learning rate a schedule changes, or None if there is none.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -230,7 +230,7 @@ class DenseSpec:
         stats: counts spans and bytes sent.
         losses: the loss of each label, for models without a loss method; empty means bce for all labels.
         huber_delta: the error from which Huber's loss grows linearly.
-        scored: receives the logits of training steps; None if they are not needed.
+        scored: receives the logits of training steps, or None if they are not needed.
         deferred: the host learns the outcome of a step one step later. Needs ``on_nonfinite`` = "stop", because then
             the number of the next update does not depend on the outcome.
     """

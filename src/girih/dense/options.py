@@ -27,10 +27,10 @@ class Lamb(torch.optim.Optimizer):
 
     Attributes:
         whole_squares: turns squared norms of parts of parameters, float64[n, 2], into squared norms of the whole
-            parameters, for trainers that own parts; None if all parameters are whole.
+            parameters, for trainers that own parts, or None if all parameters are whole.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: an option is out of range.
     """
 
     whole_squares: Callable[[Sequence[Tensor], Tensor], Tensor] | None = None
@@ -117,7 +117,7 @@ def optimizer_factory(
     Options are the arguments of the class in ``torch.optim``, or of :class:`Lamb`.
 
     Raises:
-        ConfigError: an unknown name or option, or a value that the optimizer refuses.
+        ConfigError: the name or option is unknown, or a value that the optimizer refuses.
     """
     if isinstance(options, str):
         options = {"name": options}

@@ -28,7 +28,7 @@ class LearningRate:
             evaluation; its ``mode`` follows from a built-in metric. None keeps the rate.
 
     Raises:
-        ConfigError: an unknown scheduler or option, or a value that torch refuses.
+        ConfigError: the scheduler or option is unknown, or a value that torch refuses.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None, options: Mapping[str, object] | None) -> None:

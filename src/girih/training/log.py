@@ -119,7 +119,7 @@ class RunLog(StepHook):
         path: ``metrics.jsonl``, appended to; None writes no file.
         callbacks: receive each record too.
         every_steps: number of steps per record, see :func:`is_logged`.
-        others: the run's other processes, whose memory, batches and pace are in records; None if there are none.
+        others: the run's other processes, whose memory, batches and pace are in records, or None if there are none.
         progressive: scores of training steps before their updates, if the options ask for them.
 
     Attributes:

@@ -58,7 +58,7 @@ class Evaluation(StepHook):
         self.record(self.score(state), state)
 
     def score(self, state: RunState) -> Scores | None:
-        """Returns scores of the data; None if a stop was requested meanwhile."""
+        """Returns scores of the data, or None if a stop was requested meanwhile."""
         if self.publisher is not None:
             self.publisher.run(state)
         with self.context.stats.spans("evaluate"):
@@ -113,7 +113,7 @@ class Loop:
     Attributes:
         feed: this trainer's share of the training data.
         hooks: asked after each step, in this order.
-        evaluation: the hook that also ends each epoch; None if there are no validation data.
+        evaluation: the hook that also ends each epoch, or None if there are no validation data.
     """
 
     session: Session

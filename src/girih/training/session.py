@@ -36,7 +36,7 @@ class Session:
     """One trainer's halves, with their schedule and feed.
 
     Attributes:
-        optimizer: the optimizer whose learning rate a schedule changes; None if the dense half has none.
+        optimizer: the optimizer whose learning rate a schedule changes, or None if the dense half has none.
         detach_from_round: called by a trainer that waits for others and makes no step before the next ``sync``.
         stateful: the half that has extra state, if any.
     """

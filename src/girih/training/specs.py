@@ -165,7 +165,7 @@ def dense_spec(
 
 
 def gpu_of(device: torch.device, rank: int) -> int | None:
-    """Returns the index of the GPU for rows: the dense half's GPU, else one by rank; None with at most one GPU."""
+    """Returns the index of the GPU for rows: the dense half's GPU, else one by rank, or None with at most one GPU."""
     if device.type == "cuda":
         return device.index
     return _in_turn(rank) if torch.cuda.device_count() > 1 else None

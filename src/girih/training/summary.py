@@ -48,7 +48,7 @@ def summarize(
     """Returns the summary of the run. All trainers call it together.
 
     Args:
-        metrics: metrics of the final weights, on test (else valid) data; None without such data.
+        metrics: metrics of the final weights, on test (else valid) data, or None without such data.
         facts: further entries.
         stats: statistics of this trainer.
         sparse: statistics of the sparse half.
@@ -259,7 +259,7 @@ def summary_line(
     """Returns one line with the model, the step and the tables.
 
     Args:
-        rows: rows of each table; None if other processes would have to be asked, or the session is not open.
+        rows: rows of each table, or None if other processes would have to be asked, or the session is not open.
     """
     names = [table.name for table in schema.tables]
     if len(names) > MOST_TABLES:

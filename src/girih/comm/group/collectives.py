@@ -70,7 +70,7 @@ class Collectives:
 
     @property
     def process_group(self) -> Any:
-        """The group for the ``group`` argument of ``torch.distributed``; None for a single trainer."""
+        """The group for the ``group`` argument of ``torch.distributed``, or None for a single trainer."""
         return None if self._group is None else self._group.process_group
 
     @property
@@ -79,7 +79,7 @@ class Collectives:
         return self.rank == 0
 
     def split(self, members: Sequence[int]) -> Self | None:
-        """Returns a group of some ranks, in this order; None if this rank is not a member. All ranks call it.
+        """Returns a group of some ranks, in this order, or None if this rank is not a member. All ranks call it.
 
         Each rank calls it for its own part. Members of a part name the same ranks. The parts of one call are disjoint.
         """
@@ -202,7 +202,7 @@ class Collectives:
         return self.registry.check([f"{self.name}/note/{key}"])
 
     def take(self, key: str) -> str | None:
-        """Returns a note and deletes it; None if there is no note."""
+        """Returns a note and deletes it, or None if there is no note."""
         key = f"{self.name}/note/{key}"
         text = self.registry.get(key)
         if text is not None:

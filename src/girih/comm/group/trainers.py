@@ -194,11 +194,11 @@ class Vote:
             refusal.
         loss: float64[], on its device: this trainer's part of the step's loss.
         deferred: the host learns the outcome one step later. Kernels read ``refused``, so nothing waits for the device.
-        ranks: the trainers that vote; None if this trainer votes alone.
+        ranks: the trainers that vote, or None if this trainer votes alone.
         known_refused: the vote was cast, and the host knows that the step moves nothing.
         ballots: float64[R, 3]: per trainer its loss, if it refuses the step, and if it wants to stop after the step.
         reported: float64[K], on its device: numbers of the sparse half that the host reads with the outcome.
-        error_from: ``reported`` on the host → why the rows refuse the step; None if they do not.
+        error_from: ``reported`` on the host → why the rows refuse the step, or None if they do not.
         counters_from: ``reported`` on the host → counters after the update; None if the half must be asked. Called once
             per step, in order.
         rollback: undoes what the step changed on the host, when the host learns that the step was refused.

@@ -37,7 +37,7 @@ class Entry:
 
     Attributes:
         address: where it listens; "" if it does not listen.
-        incarnation: the number of restarts of this role and index; 0 for its first process.
+        incarnation: the number of restarts of this role and index, or 0 for its first process.
     """
 
     address: str
@@ -149,7 +149,7 @@ class Entries:
         self._take_up(key)
 
     def get(self, key: str) -> str | None:
-        """Returns the value of a key; None if the key does not exist."""
+        """Returns the value of a key, or None if the key does not exist."""
         return self._values.get(key)
 
     def begin_wait(self, keys: Sequence[str]) -> Wait:
@@ -269,7 +269,7 @@ def register(registry: Registry, role: str, index: int, entry: Entry) -> None:
 
 
 def find(registry: Registry, role: str, index: int) -> Entry | None:
-    """Returns the entry of a process, with its current address; None if the process is not registered."""
+    """Returns the entry of a process, with its current address, or None if the process is not registered."""
     text = registry.get(key_of(role, index))
     return None if text is None else Entry(**json.loads(text))
 

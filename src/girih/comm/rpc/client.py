@@ -97,7 +97,7 @@ class Client(Poller):
 
     Attributes:
         address: the server's, as last resolved.
-        incarnation: the server's; None before the first connection.
+        incarnation: the server's, or None before the first connection.
         num_reconnects: connections after the first one.
         num_lost: calls that failed with ``Lost``.
     """

@@ -18,7 +18,7 @@ class RpcSession:
     """One side of a session. It knows no connection, no clock and no thread.
 
     Attributes:
-        number: the server's number for the session; 0 before it is known.
+        number: the server's number for the session, or 0 before it is known.
         received: number of the other side's last message.
         kept_bytes: size of the messages that the other side may not have yet.
     """
@@ -48,7 +48,7 @@ class RpcSession:
         self._kept.clear()
 
     def on_message(self, header: Header) -> bool:
-        """Records a message from the other side; False if it came before.
+        """Records a message from the other side, or False if it came before.
 
         Raises:
             WireError: an earlier message is missing. It arrives after the next reconnection.

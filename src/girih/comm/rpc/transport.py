@@ -32,7 +32,7 @@ class Hello(NamedTuple):
     """The first message of a client.
 
     Attributes:
-        session: the session that it wants to continue; 0 for a new session.
+        session: the session that it wants to continue, or 0 for a new session.
         received: messages of this session that it has.
     """
 
@@ -139,14 +139,14 @@ class Connection(Protocol):
         """
 
     def receive(self) -> list[Part] | None:
-        """Returns the next message; None if there is none until the file is readable.
+        """Returns the next message, or None if there is none until the file is readable.
 
         Raises:
             ConnectionLost: no message will come.
         """
 
     def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
-        """Returns memory that is sent without a copy; None if other memory is as good. Callable from any thread."""
+        """Returns memory that is sent without a copy, or None if other memory is as good. Callable from any thread."""
 
     def close(self, linger_s: float = 0.0) -> None:
         """Closes the connection, after trying for ``linger_s`` to send the rest."""
@@ -191,7 +191,7 @@ class Listener(Protocol):
         """Returns a file that is readable when a peer has connected."""
 
     def accept(self) -> Stranger | None:
-        """Returns a peer that has connected; None if there is none.
+        """Returns a peer that has connected, or None if there is none.
 
         Raises:
             OSError: there are no descriptors.

@@ -112,7 +112,7 @@ class OutLane:
         self._most = file.num_bytes
 
     def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
-        """Returns an array in the lane's memory; None for a small array, or if there is no room."""
+        """Returns an array in the lane's memory, or None for a small array, or if there is no room."""
         num_bytes = dtype.itemsize * math.prod(shape)
         chunk = self._take(num_bytes) if num_bytes >= OWN_PART_BYTES else None
         if chunk is None:
@@ -122,7 +122,7 @@ class OutLane:
         return array.reshape(shape)
 
     def send(self, part: Part) -> tuple[int, int] | None:
-        """Makes a part readable for the other side. Returns its slot and start; None if there is no room."""
+        """Makes a part readable for the other side. Returns its slot and start, or None if there is no room."""
         start = part.__array_interface__["data"][0] - self._file.address
         chunk = self._find(start, len(part)) if 0 <= start < self._file.num_bytes else None
         copied = chunk is None

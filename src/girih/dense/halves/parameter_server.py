@@ -56,7 +56,7 @@ class _Sending:
     sent: Future[Reply | None]
 
     def done(self) -> bool:
-        """Returns whether :meth:`wait` returns at once."""
+        """Returns whether :meth:`wait` returns immediately."""
         if not self.sent.done() or self.sent.exception() is not None:
             return self.sent.done()
         reply = self.sent.result()

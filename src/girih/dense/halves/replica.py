@@ -149,10 +149,10 @@ class Replica:
     """One copy of the dense parameters.
 
     Attributes:
-        optimizer: moves the parameters; None if there are no parameters.
+        optimizer: moves the parameters, or None if there are no parameters.
         stopped: 0-d bool, on the device: a step was refused, and the host does not know it yet.
         begun: parameters for which the optimizer has created state.
-        voters: the trainers that vote on a step; None if this trainer decides alone.
+        voters: the trainers that vote on a step, or None if this trainer decides alone.
     """
 
     voters: TrainerGroup | None = None

@@ -222,9 +222,9 @@ def dedup(
         ends: scratch, int64[:data:`NUM_PARTS`].
         amounts: int32[N], the count of each id; ``inverse`` must be -1 for ids of other shards. Length 0 means a
             count of 1 each.
-        inverse: int32[N], written for this shard's ids: the number of each id's key.
+        inverse: int32[N], output for this shard's ids: the number of each id's key.
         keys, key_tables, counts: int64, int32, int32, each with room for every id; written up to U.
-        key_ends: int64[F], written: the number of keys after each feature's table.
+        key_ends: int64[F], output: the number of keys after each feature's table.
 
     Returns:
         U.

@@ -81,7 +81,7 @@ def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, re
         in_memory: int64[S], by segment the address of its memory, or 0 if it is only on the disk.
 
     Returns:
-        m, the number of reads; -1 if a place is in no segment.
+        m, the number of reads, or -1 if a place is in no segment.
     """
     out, size = address_of(reads.out), blocks.record_bytes
     num_reads, num_rows, start, end = 0, 0, np.int64(0), np.int64(0)

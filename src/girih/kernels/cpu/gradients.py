@@ -58,7 +58,7 @@ def scatter(
         weights: float32[N], or of length 0 if all are 1.
         features, places, modes: int64[P], int64[P], int8[P]: the features, their places in the output, and their
             pooling.
-        firsts: int64[P], the result of ``pool.find_singles`` for each feature; -1 for all if there are weights.
+        firsts: int64[P], the result of ``pool.find_singles`` for each feature, or -1 for all if there are weights.
         first_key, last_key: bounds of the key numbers; ``last_key`` is excluded. Other keys are skipped.
         totals: float32[·, W] by key number, added to.
     """
@@ -116,11 +116,11 @@ def order_terms(
         inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
         weights: float32[N], or of length 0 if all are 1.
         features, modes: int64[P], int8[P].
-        firsts: int64[P], the result of ``pool.find_singles`` for each feature; -1 for all if there are weights.
+        firsts: int64[P], the result of ``pool.find_singles`` for each feature, or -1 for all if there are weights.
         first_key: number of the shard's first key.
         counts: int32[U], the number of these features' ids for each key.
-        starts: int32[U+1], written: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
-        order: int32[M], M = Σ counts, written: the bag of each term.
+        starts: int32[U+1], output: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
+        order: int32[M], M = Σ counts, output: the bag of each term.
         factors: float32[M], or of length 0; written: the factor of each term's gradient.
     """
     num_keys, num_features = len(counts), len(features)

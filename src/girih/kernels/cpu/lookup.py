@@ -117,8 +117,8 @@ def read_known(
         tags: scratch, int32[U].
         touched: int64[T], increased by the number of rows that this call marked used.
         in_place: float32 rows are not copied.
-        out: float32[U, W], written for rows that are not read in place.
-        addresses: int64[U], written for keys that have rows.
+        out: float32[U, W], output for rows that are not read in place.
+        addresses: int64[U], output for keys that have rows.
     """
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]

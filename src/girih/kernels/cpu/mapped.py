@@ -116,7 +116,7 @@ def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U
 
     Args:
         first: the row of the first new key; the rows of other new keys follow. -1 buries all new keys.
-        taken: uint8[K], written: 1 for each new key.
+        taken: uint8[K], output: 1 for each new key.
 
     Returns:
         The number of new keys.
@@ -145,7 +145,7 @@ def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U
 
 @kernel()
 def first_unsound(index: SealedI64x2, num_rows: int, num_buried: int, num_tables: int) -> Any:
-    """Returns the first slot with an invalid entry, or whose key a lookup does not find; -1 if there is none.
+    """Returns the first slot with an invalid entry, or whose key a lookup does not find, or -1 if there is none.
 
     Returns the number of slots if no slot is free, or if the numbers of keys with rows or of buried keys differ from
     the expected numbers. In an index of girih, the time of lookups grows only with the number of slots. An index that
@@ -259,9 +259,9 @@ def read_stack(
         ids, tables: int64[U], int32[U].
         keys: scratch, uint64[U]. halves: scratch, uint16[W], for rows of 16 bits.
         in_place: True leaves rows in place; False copies them to ``out``.
-        file_of_key: int32[U], written: the file that has the row, -1 for none, -2 for a buried key.
-        out: float32[U, W], written for initial values and copied rows.
-        addresses: int64[U], written: the address of each key's float32[W].
+        file_of_key: int32[U], output: the file that has the row, -1 for none, -2 for a buried key.
+        out: float32[U, W], output for initial values and copied rows.
+        addresses: int64[U], output: the address of each key's float32[W].
     """
     num_keys, num_files, dim = ids.shape[0], files.shape[0], out.shape[1]
     for first in range(0, num_keys, AT_ONCE):

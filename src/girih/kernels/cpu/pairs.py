@@ -43,11 +43,11 @@ def split_pairs(
 
     Args:
         colons: the number of colons in a pair: 1, or 2 with a field.
-        labels: int64[L, 2], written: the begin and end of each line's label, if it has one.
+        labels: int64[L, 2], output: the begin and end of each line's label, if it has one.
         faults: uint8[L], initially BLANK; written: GOOD, or the error of a line.
-        rows: int64[P], written: the line of each pair.
-        cuts: int64[P, 4], written: the begin of a pair, its index and its value, and its end.
-        ids: int64[P], written: the index of each pair.
+        rows: int64[P], output: the line of each pair.
+        cuts: int64[P, 4], output: the begin of a pair, its index and its value, and its end.
+        ids: int64[P], output: the index of each pair.
 
     Returns:
         P, the number of pairs.

@@ -21,7 +21,7 @@ def places_of(keys: I64, tables: I32, num_shards: Any, shards_each: Any, places:
 
     Args:
         num_shards: the shards of all places; shards_each: the shards of one place, which are adjacent.
-        places: int32[U], written. ends: int64[P, T], written: the number of the first routed key after these.
+        places: int32[U], output. ends: int64[P, T], output: the number of the first routed key after these.
     """
     ends[:] = 0
     for k in range(len(keys)):
@@ -49,7 +49,7 @@ def cut_places(
         inverse: int32[N], the key of each id of these features.
         behind: int64[M], the first example after each micro-batch.
         firsts: int32[U], scratch.
-        places: int32[U], as :func:`places_of` wrote it: p becomes p · M + m. ends: int64[P · M, T], written in the
+        places: int32[U], as :func:`places_of` wrote it: p becomes p · M + m. ends: int64[P · M, T], output in the
             same way.
     """
     num_parts = len(behind)
@@ -92,8 +92,8 @@ def route(
 
     Args:
         ends: as :func:`places_of` wrote it. Changed during the call, and restored at the end.
-        numbers: int32[U], written: each key's number among the routed keys.
-        out_keys, out_counts: int64[U], int32[U], written.
+        numbers: int32[U], output: each key's number among the routed keys.
+        out_keys, out_counts: int64[U], int32[U], output.
     """
     for k in range(len(keys) - 1, -1, -1):
         ends[places[k], tables[k]] -= 1
@@ -154,9 +154,9 @@ def unique_and_partition(
         unrouted, unrouted_tables, unrouted_counts, unrouted_ends, places, numbers: scratch, int64 and int32, with
             room for every id; ``unrouted_ends`` for every feature.
         behind: int64[M], the first example after each micro-batch.
-        ends: int64[P · M, T], written: the number of the first routed key after the keys of each place, micro-batch
+        ends: int64[P · M, T], output: the number of the first routed key after the keys of each place, micro-batch
             and table.
-        inverse: int32[N], written for the features' ids: the number of each id's routed key.
+        inverse: int32[N], output for the features' ids: the number of each id's routed key.
         keys, counts: int64, int32, with room for every id; written up to U.
 
     Returns:

@@ -161,7 +161,7 @@ def unpack(data: SealedU8, offsets: I64, out: U8) -> Any:
 
     Args:
         offsets: int64[R+1], its first 0; written: the end of each string in ``out``.
-        out: uint8[·], written: has the size of ``data`` without the lengths of R strings.
+        out: uint8[·], output: has the size of ``data`` without the lengths of R strings.
 
     Returns:
         The bytes of ``data`` that were read; less than all, or -1, if these are not R strings.

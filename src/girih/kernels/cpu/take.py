@@ -61,7 +61,7 @@ def count_values(offsets: SealedI64, index: I64x2, counts: I64) -> None:
 def bag_ends(offsets: SealedI64, index: I64x2, firsts: I64, column: int, ends: I32x2) -> None:
     """Writes the end of each bag that is taken. The first bag of batch k begins at ``firsts[k]``.
 
-    Shapes: int64[R+1], int64[K, B], int64[K], int32[K, ·], written from ``column`` on.
+    Shapes: int64[R+1], int64[K, B], int64[K], int32[K, ·], output from ``column`` on.
     """
     befores, afters = offsets[:-1], offsets[1:]
     for k in range(len(firsts)):

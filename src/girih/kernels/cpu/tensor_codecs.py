@@ -54,8 +54,8 @@ def quantize_rows(values: SealedF32x2, codes: U8x2, ranges: F32x2) -> None:
 
     Args:
         values: float32[R, D], D > 0.
-        codes: uint8[R, D], written.
-        ranges: float32[R, 2], written: step and least number of each row; both NaN if a number is not finite, or the
+        codes: uint8[R, D], output.
+        ranges: float32[R, 2], output: step and least number of each row; both NaN if a number is not finite, or the
             range exceeds float32.
     """
     bits, range_bits = values.view(np.int32), ranges.view(np.int32)
@@ -89,8 +89,8 @@ def keep_largest(values: SealedF32, counts: I64, indices: U32, halves: U16) -> N
     Args:
         values: float32[n].
         counts: scratch, int64[NUM_COUNTS].
-        indices: uint32[k], written, 0 < k ≤ n.
-        halves: uint16[k], written: the numbers, as bfloat16.
+        indices: uint32[k], output, 0 < k ≤ n.
+        halves: uint16[k], output: the numbers, as bfloat16.
     """
     bits = values.view(np.uint32)
     num_values, left = len(bits), np.int64(len(indices))

@@ -47,7 +47,7 @@ class Slots(NamedTuple):
     Attributes:
         records: int32[N, V].
         rows: int32[N], the row in each slot, or -1.
-        places: int64[N], the place in the file of a slot's content, counted from 1; 0 for nowhere.
+        places: int64[N], the place in the file of a slot's content, counted from 1, or 0 for nowhere.
         calls: int32[N], the last call that used the slot.
         flags: uint8[N]. CHANGED: the file has other values. HOT: stays until the hot set is chosen again. LOADING:
             its record is still being read. FETCHED: it was fetched ahead, and nobody has read it since.
@@ -326,7 +326,7 @@ def mark_changed(shard: Shard, slots: Slots, rows: I32, row_slots: I32, version:
 
 @kernel()
 def alive(shard: Shard, slots: Slots, rows: I32, places: I64, flags: U8) -> None:
-    """Writes whether the file's record at each place, int64[K], still belongs to its row, int32[K]; 0 for row -1."""
+    """Writes whether the file's record at each place, int64[K], still belongs to its row, int32[K], or 0 for row -1."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         flags[i] = 0

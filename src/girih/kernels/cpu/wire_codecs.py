@@ -132,11 +132,11 @@ def pack_ids(
         pooled: bool[F]: True if the order within a bag does not matter.
         table: scratch, int32, zeros, a power of two above twice the ids of any one feature.
         inverse, places: scratch, int32, int64, with room for the ids of any one feature.
-        sizes: int64[2·F], written: ids of each feature, and the number of unique ids, ``PLAIN`` or ``SINGLES``.
-        packed_ids: int64[N], written: unique ids, or all ids of a feature that is sent as is.
-        counts: uint32[N + F·B], written: occurrences of each unique id, or ids of each example.
-        samples: uint16 or uint32[N], written: the example of each occurrence.
-        packed_weights: float32[N] or [0], written.
+        sizes: int64[2·F], output: ids of each feature, and the number of unique ids, ``PLAIN`` or ``SINGLES``.
+        packed_ids: int64[N], output: unique ids, or all ids of a feature that is sent as is.
+        counts: uint32[N + F·B], output: occurrences of each unique id, or ids of each example.
+        samples: uint16 or uint32[N], output: the example of each occurrence.
+        packed_weights: float32[N] or [0], output.
 
     Returns:
         The numbers of ids, counts and samples that were written, and the largest count.
@@ -196,7 +196,7 @@ def unpack_ids(
 
     Args:
         places: scratch, int32[B].
-        ids, offsets, order: int64[N], int32[F·B+1], int32[N], written; ``order`` has the packed position of each id.
+        ids, offsets, order: int64[N], int32[F·B+1], int32[N], output; ``order`` has the packed position of each id.
 
     Returns:
         False if counts do not add up or a sample is not in the batch. Accesses stay within the arrays.
@@ -260,8 +260,8 @@ def shrink_blocks(values: SealedF32x2, scaled: F32, halves: U16x2, scales: F32) 
     Args:
         values: float32[R, W].
         scaled: scratch, float32[W].
-        halves: uint16[R, W], written: bits of float16.
-        scales: float32[R], written: the largest finite magnitude of each block.
+        halves: uint16[R, W], output: bits of float16.
+        scales: float32[R], output: the largest finite magnitude of each block.
     """
     bits, scaled_bits, scale_bits = values.view(np.uint32), scaled.view(np.uint32), scales.view(np.uint32)
     width = values.shape[1]

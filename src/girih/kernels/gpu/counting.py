@@ -128,7 +128,7 @@ def number_rows(takes: Tensor, free: Tensor, words: Tensor, rows: Tensor) -> Non
 
     Args:
         takes: int32[U], 0 after the last key. free: int32[·], the free rows. words: int64[4], updated.
-        rows: int32[U], written for keys that take a row.
+        rows: int32[U], output for keys that take a row.
     """
     ranks = torch.cumsum(takes, 0, dtype=torch.int32)
     launch(_number_rows, len(takes), block_of(1024, len(takes)), takes, ranks, free, words, rows, len(takes))

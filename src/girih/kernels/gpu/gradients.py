@@ -154,7 +154,7 @@ def summed(
     pieces: tensor, sums: tensor, key: tensor, mask: tensor, column: tensor, dim: tensor, POOLED: constexpr, WHOLE: constexpr,
     ALIGNED: constexpr, COLUMNS: constexpr, KEYS: constexpr,
 ) -> Any:  # fmt: skip
-    """Returns the gradients of keys, float32[KEYS, COLUMNS]; 0 if ``mask`` is false."""
+    """Returns the gradients of keys, float32[KEYS, COLUMNS], or 0 if ``mask`` is false."""
     start = load(starts + key, mask)
     count = load(starts + key + 1, mask) - start
     first_piece = load(pieces + key, mask)

@@ -41,13 +41,13 @@ def items(BLOCK: constexpr) -> Any:
 
 @triton.jit
 def load(pointer: tensor, mask: tensor) -> Any:
-    """Returns the values at pointers; 0 if ``mask`` is false."""
+    """Returns the values at pointers, or 0 if ``mask`` is false."""
     return tl.load(pointer, mask=mask, other=0)
 
 
 @triton.jit
 def record(chunks: tensor, row: tensor, mask: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr) -> Any:
-    """Returns the address of each row's record, int64; 0 if ``mask`` is false."""
+    """Returns the address of each row's record, int64, or 0 if ``mask`` is false."""
     number = row.to(tl.int64)
     base = load(chunks + (number >> CHUNK_BITS), mask)
     return base + (number & ((1 << CHUNK_BITS) - 1)) * (4 * STRIDE)

@@ -74,7 +74,7 @@ def read_known(
         num_keys: int32[1].
         now: int64[T]: the step, or the second for tables that count in seconds.
         listed: int32[T], whether a read makes a row of a table its newest; call: the number of the call, for stamps.
-        rows, is_new: int32[U], written.
+        rows, is_new: int32[U], output.
     """
     i = items(BLOCK)
     mask = i < tl.load(num_keys)
@@ -214,7 +214,7 @@ def write_initial(
     Args:
         takes: int32[U], 1 for keys whose row is new.
         scratch: the address of U rows, one every ``row_bytes``, a multiple of 16, so that rows are aligned.
-        addresses: int64[U], written: the address of each key's columns.
+        addresses: int64[U], output: the address of each key's columns.
         seeds, kinds, initializer_options: int64[T, S], int64[T, S], float64[T, S, 2].
         hyper: float64[S, 8].
     """

@@ -46,7 +46,7 @@ def rows_to_move(
     Args:
         rows: int32[U], hints; words: see :mod:`girih.kernels.gpu.counting`.
         refused: int32[1]: if it is not negative, the step is refused and no row moves.
-        moving: int32[U], written: -1 for keys without a row, and for all keys of a refused step.
+        moving: int32[U], output: -1 for keys without a row, and for all keys of a refused step.
     """
     i = items(BLOCK)
     mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
