@@ -43,7 +43,7 @@ def _add(
     counters: tensor, table: tensor, first: tensor, last: tensor, counted: tensor, column: constexpr
 ) -> None:  # fmt: skip
     """Adds the number of ``counted`` keys of each table to a column. All tables are between ``first`` and ``last``."""
-    if first == last:  # nearly always, because keys of a table are adjacent; this needs one atomic per program
+    if first == last:  # nearly always, as keys of a table are adjacent: one atomic per program
         tl.atomic_add(counters + first * _COLUMNS + column, tl.sum(counted.to(tl.int64)), sem="relaxed")
     else:
         tl.atomic_add(counters + table * _COLUMNS + column, counted.to(tl.int64), mask=counted, sem="relaxed")

@@ -34,7 +34,7 @@ _SUM, _MEAN, _SQRTN = constexpr(0), constexpr(1), constexpr(2)
 
 @triton.jit
 def last_not_above(bounds: tensor, count: tensor, value: tensor, mask: tensor) -> Any:
-    """Returns the index of the last of ``count`` ascending ``bounds`` that is at most ``value``. The first bound is 0."""
+    """Returns the index of the last of ``count`` ascending ``bounds`` that is at most ``value``. Bound 0 is 0."""
     low = tl.zeros_like(value)
     high = tl.zeros_like(value) + count
     left = count
