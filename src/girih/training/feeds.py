@@ -49,7 +49,7 @@ class TrainingFeed:
 
     Attributes:
         prepare: a function that returns this trainer's part of a batch.
-        stopped: a function that returns whether this trainer was asked to stop. It is called while a stream has no data.
+        stopped: returns whether this trainer was asked to stop. It is called while this trainer waits for a stream.
     """
 
     data: Dataset

@@ -65,7 +65,7 @@ class FirstSteps:
     def predicted(self, state: RunState) -> tuple[float | None, str | None]:
         """Returns the measured examples per second, and a text with the measured steps.
 
-        If the measured steps do not represent the run, returns None and a reason. Before the measurement, both are None.
+        Returns None and a reason if the measured steps do not represent the run, and two Nones before the measurement.
 
         Args:
             state: the current state of the run.

@@ -308,7 +308,7 @@ class Loop:
         return self._epoch_is_read() or (self.evaluation is not None and self.evaluation.due(self.state))
 
     def _may_begin(self, number: int) -> bool:
-        """Returns whether the batch ``number`` steps after the last step may begin, unless a hook pauses before it."""
+        """Returns whether the batch ``number`` steps after the last step may begin. A hook that pauses prevents it."""
         if self.context.ranks.stopping:
             return False
         done = self.state.step

@@ -316,7 +316,7 @@ class Publisher(StepHook):
             say(f"publish: {self._log.root}: publishing continues")
 
     def _note_failure(self, error: BaseException, name: str) -> None:
-        """Schedules a retry with all rows after a failed segment. Reports a failure once until publishing works again."""
+        """Schedules a retry with all rows after a failed segment. Reports the first failure until publishing works."""
         if name == "segment":
             self._base, self._published_step = None, None
         if not self._ranks.first:
@@ -357,7 +357,7 @@ def _open_log(log: Log, run: Path | None) -> _LogHandle:
         epoch = first = 1 if there is None else there.epoch + 1
         claimant = uuid.uuid4().hex
         while not log.claim(epoch, claimant):
-            time.sleep(random.uniform(0.0, 0.2))  # without this, two processes that begin together would collide again
+            time.sleep(random.uniform(0.0, 0.2))  # so that two processes do not collide again
             epoch += 1
         return _LogHandle(name, epoch, max([newest, *used]) + (epoch - first) * _APART)
 
