@@ -288,7 +288,7 @@ class Storage:
         sync(root)
 
     def remove(self, name: str, first: str) -> None:
-        """Removes a file or directory. Begins with its name or the file ``first``, so that no process reads the rest."""
+        """Removes a file or directory. Begins with its name or the file ``first``, so that the rest is not read."""
         doomed = self / name
         if (local := doomed.local) is not None:
             if not local.exists():

@@ -171,7 +171,7 @@ class Values:
         return {}
 
     def tier_bytes(self) -> dict[str, tuple[int, int]]:
-        """Returns the bytes, used and reserved, of each part of the tiers' memory. Empty with a single tier."""
+        """Returns the bytes, used and reserved, of each part of the tiers' memory, or an empty dict."""
         return {}
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ SPARE_CORES: Final = 0.5
 
 
 def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[str, float]:
-    """Returns the busy share of the busiest process of each role. Empty if a process has not reported.
+    """Returns the busy share of the busiest process of each role, or an empty dict if a process has not reported.
 
     Args:
         counts: the number of processes of each role.

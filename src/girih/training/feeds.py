@@ -117,7 +117,7 @@ class ExampleFeed:
 
 @dataclass
 class FeatureFeed(ExampleFeed):
-    """Feeds a trainer by features: each trainer reads the columns of its own features, for all examples.
+    """Feeds a trainer by features: each trainer reads only the columns of its features, for all examples.
 
     Attributes:
         features: the features of this trainer.

@@ -261,7 +261,7 @@ class Publisher(StepHook):
         ):
             self._is_superseded = True
             raise CheckpointError(
-                f"{self._log.root}: another run now publishes there ({there.run}); this run stops publishing"
+                f"{self._log.root}: another run now publishes to this log ({there.run}); this run stops publishing"
             )
         newest = snapshot = pointer
         if before is not None:

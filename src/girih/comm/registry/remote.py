@@ -41,7 +41,7 @@ class _RegistryWork:
     def _wait(self, request: Request, keys: Sequence[str]) -> None:
         waits = [wait for wait in self._waits[request.client] if not wait.there.done()]
         if len(waits) == MOST_WAITS:
-            raise WireError(f"one process has more than {MOST_WAITS} waits at once")
+            raise WireError(f"one process has more than {MOST_WAITS} waits at the same time")
         wait = self._registry.begin_wait(keys)
         self._waits[request.client] = [*waits, wait]
         wait.there.add_done_callback(lambda there: attempt(request, lambda: _reply(request, there.result())))

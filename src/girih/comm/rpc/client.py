@@ -260,7 +260,7 @@ class Client(Poller):
         now = time.monotonic()
         refused = isinstance(error, (ConnectionRefusedError, FileNotFoundError)) and self._resolve is None
         gone = refused and self.incarnation is not None and now - self._useful_s > _GONE_S
-        why = "the connection was lost, and nobody listens there any more"
+        why = "the connection was lost, and no process listens at the address any more"
         if not gone:
             why = f"no lasting connection for {self._timeout_s} s: {error}"
         with self._session.lock:

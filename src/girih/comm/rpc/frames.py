@@ -112,7 +112,7 @@ class PackedFrame:
             raise WireError(f"kind {frame.kind}: {num_arrays} arrays, at most {MOST_ARRAYS}; join some")
         if num_bytes > MOST_BYTES:
             raise WireError(
-                f"kind {frame.kind}: {num_bytes:,} bytes of arrays, at most {MOST_BYTES:,}; send less at once"
+                f"kind {frame.kind}: {num_bytes:,} bytes of arrays, at most {MOST_BYTES:,}; send less in one message"
             )
         self.num_bytes = num_bytes
         self._kind, self._counts = frame.kind, (len(frame.fields), num_arrays)

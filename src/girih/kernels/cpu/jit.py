@@ -124,7 +124,7 @@ class Kernel(NamedTuple):
 
 
 KERNELS: dict[str, Kernel] = {}
-"""All kernels of the imported modules, by module and name. Empty if kernels run as plain Python."""
+"""All kernels of the imported modules, by module and name. The dict is empty if kernels run as plain Python."""
 
 
 def kernel(*kinds: Mapping[str, Any]) -> Callable[[F], F]:
