@@ -166,7 +166,7 @@ class Content:
 
     Attributes:
         step: batches seen.
-        state: plain values and tensors: everything that is neither row nor parameter nor in the model's description.
+        state: plain values and tensors: everything except rows, parameters and the model's description.
         sparse, dense: the halves, which have the rows and the parameters.
         plan: the plan of the run.
         random: the state of each trainer's random generators, by rank. Only the value on rank 0 is saved.

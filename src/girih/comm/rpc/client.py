@@ -1,7 +1,7 @@
 """The client side: calls from any thread.
 
-The calling thread sends its call itself. The client's thread does everything else: it connects and reconnects,
-receives replies, finishes calls and runs callbacks.
+The calling thread sends its call. The client's thread connects and reconnects, receives replies, finishes calls and
+runs callbacks.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Client(Poller):
         self.num_reconnects = self.num_lost = 0
         self._dial, self._resolve, self._secret, self._timeout_s = dial, resolve, secret, timeout_s
         self._dialer = dialer
-        self._session = SessionLink(0, self._stuck)  # its lock guards everything below
+        self._session = SessionLink(0, self._stuck)  # its lock guards all attributes below
         self._unsent: dict[Reply, PackedFrame] = {}  # calls made without a connection
         self._waiting: dict[int, Reply] = {}  # sent, by number
         self._received = 0  # the number of messages that the server had received at the last connection

@@ -165,7 +165,7 @@ class GpuRows:
         return admitted
 
     def forget(self) -> None:
-        """Forgets everything that is known about tables, because their rows were replaced."""
+        """Forgets all bounds and queues of tables, because their rows were replaced."""
         self._most_rows[:] = at.UNLIMITED
         self._none_before[:] = np.iinfo(np.int64).min
         for oldest in self._oldest.values():

@@ -72,7 +72,7 @@ class GpuSave:
         self._device, self._num_words = memory.device, host.layout.num_words
         words = memory.known()
         self._rows_ever = int(words[counting.ROWS_EVER])
-        self._records = list(memory.records(self._rows_ever))  # they never move
+        self._records = list(memory.records(self._rows_ever))  # chunks keep their addresses
         self._most = max(1, _PIECE_BYTES // (4 * memory.stride))
         num_cells = host.layout.num_cells
         aside = (self._most, 1 + self._num_words)
