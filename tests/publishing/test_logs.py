@@ -172,7 +172,7 @@ def test_a_run_that_opened_a_log_with_another_one_spoils_nothing_of_it(config, t
         first = [*options, "publish.every_steps=4", "train.max_steps=6"]
         with Trainer.from_config(config, first, run=runs[0], callbacks=[Begins()], progress=False) as trainer:
             trainer.fit()
-    assert "another run now publishes there" in capfd.readouterr().err
+    assert "another run now publishes to this log" in capfd.readouterr().err
     found = follower(log, tmp_path / "f")
     assert found.poll(), found.lines
     assert found.current.step == 3

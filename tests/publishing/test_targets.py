@@ -157,7 +157,9 @@ def test_a_run_publishes_no_more_once_another_one_has_taken_the_log_over(config,
 
     with patience():
         fit(config, tmp_path / "run", log, "publish.every_steps=1", callbacks=[At(5, take_over)])
-    assert "another run now publishes there (other); this run stops publishing\n" in capfd.readouterr().err
+    assert (
+        "another run now publishes to this log (other); this run stops publishing\n" in capfd.readouterr().err
+    )
     assert Log(Storage.at(log)).head() == other
 
 

@@ -1,6 +1,6 @@
 """The whole recoverable state of a run: rows, parameters, data position, counters.
 
-This module has the parts that a launcher needs. Saving and loading need torch and a store, and are in
+This module exports the names that a launcher needs. Saving and loading need torch and a store. They are in
 :mod:`girih.checkpoint.save`, :mod:`girih.checkpoint.load` and :mod:`girih.checkpoint.parts`.
 """
 

@@ -1,4 +1,4 @@
-"""The description of a model in its checkpoints, published versions and exports: everything but rows and parameters."""
+"""The description of a model in checkpoints, published versions and exports: everything except rows and parameters."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ModelDescription:
 
     Attributes:
         schema: the result of ``Schema.to_dict``. fingerprint: the fingerprint of this schema.
-        needs: feature → the parts that the model reads, see :mod:`girih.models.needs`; empty in checkpoints of format
-            2.
-        recipe: ``{"model": …, "train": …}``: how to make the module again, and how to compute with it. For a user's
-            class, ``model`` is None, and ``options`` are those of the config, never the class name.
-        normalization: for standardized features; None if it was not measured.
+        needs: maps each feature to the parts that the model reads, see :mod:`girih.models.needs`. Empty in checkpoints
+            of format 2.
+        recipe: ``{"model": …, "train": …}``, the values to build the module again and to compute with it. For a user's
+            class, ``model`` is None, and ``options`` are the options of the config, never the class name.
+        normalization: the normalization of standardized features, or None if it was not measured.
     """
 
     schema: Mapping[str, Any]
@@ -47,11 +47,11 @@ class ModelDescription:
     normalization: Mapping[str, Any] | None
 
     def checked(self, where: str) -> CheckedModel:
-        """Returns the description as objects, without making the model, for processes without torch.
+        """Returns the description as objects, without building the model, for processes without torch.
 
         Raises:
-            ConfigError: an unknown option, or a value of another type. KeyError, ValueError: a value is missing or does
-                not fit.
+            ConfigError: an option is unknown, or a value has another type.
+            KeyError, ValueError: a value is missing or does not fit.
         """
         schema = Schema.from_dict(self.schema, where)
         if schema.fingerprint() != self.fingerprint:
@@ -67,10 +67,10 @@ class ModelDescription:
 
 
 def train_options(kept: Mapping[str, object]) -> TrainOptions:
-    """Returns the options that predictions depend on, from the ``train`` of a recipe.
+    """Returns the options that predictions depend on, from the entry ``train`` of a recipe.
 
     Raises:
-        ConfigError: an unknown option.
+        ConfigError: the option is unknown.
     """
     for name in config.build(Mapping[str, Any], kept, "recipe"):
         if name not in KEPT:
@@ -80,10 +80,10 @@ def train_options(kept: Mapping[str, object]) -> TrainOptions:
 
 
 def check_recipe(tree: Mapping[str, Any]) -> None:
-    """Checks a recipe without making its model.
+    """Checks a recipe without building its model.
 
     Raises:
-        ConfigError: an unknown model or option, or a value of another type. KeyError: a value is missing.
+        ConfigError: the model or an option is unknown, or a value has another type. KeyError: a value is missing.
     """
     train_options(tree["train"])
     model = config.build(Mapping[str, Any] | None, tree["model"], "its recipe is damaged: model")

@@ -17,15 +17,15 @@ PATTERN = re.compile(r"step-([0-9]{8,})")
 
 
 def root_of(run: Path, directory: str | None) -> Storage:
-    """Returns the storage of a run's checkpoints; ``directory`` is ``[checkpoint] dir``."""
+    """Returns the storage of a run's checkpoints. ``directory`` is the option ``[checkpoint] dir``."""
     return Storage.at(run / "checkpoints" if directory is None else directory)
 
 
 def complete(root: Storage) -> list[tuple[int, Storage]]:
-    """Returns (step, place) of every checkpoint below ``root``, oldest first.
+    """Returns (step, place) of every complete checkpoint in ``root``, oldest first.
 
-    In a local directory only complete checkpoints have such a name. In other storage a checkpoint counts if it has a
-    manifest, which is written last.
+    In a local directory, only complete checkpoints have the name of a step. In other storage, a checkpoint is complete
+    if it has a manifest, which is written last.
     """
     matches = ((m, root / name) for name in root.names() if (m := PATTERN.fullmatch(name)))
     return sorted(
@@ -35,7 +35,7 @@ def complete(root: Storage) -> list[tuple[int, Storage]]:
 
 
 def latest(root: Storage) -> Storage | None:
-    """Returns the newest checkpoint below ``root``, if any."""
+    """Returns the newest checkpoint in ``root``, or None."""
     checkpoints = complete(root)
     return checkpoints[-1][1] if checkpoints else None
 
@@ -56,8 +56,8 @@ def final_of(address: Storage | str | os.PathLike[str]) -> tuple[Storage, bool]:
     """Returns the checkpoint with the final weights of a run, for any address that :func:`find` accepts.
 
     Returns:
-        The checkpoint, and whether it is marked as final, or was saved by hand. If there is none, the run has not
-        ended. Then it is the best checkpoint so far under early stopping, else the latest.
+        The checkpoint that is marked as final or was saved by hand, and True. If there is none, the run has not ended.
+        In this case, the best checkpoint so far under early stopping, or else the latest checkpoint, and False.
 
     Raises:
         MissingFileError, CheckpointError: see :func:`find`.
@@ -79,7 +79,7 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
     """Returns a checkpoint from a run directory, a directory of checkpoints or a checkpoint itself.
 
     Raises:
-        MissingFileError: there is nothing.
+        MissingFileError: the address does not exist.
         CheckpointError: there is no complete checkpoint.
     """
     storage = Storage.at(address)
@@ -104,7 +104,7 @@ def find(address: Storage | str | os.PathLike[str], *, step: int | None = None) 
 
 
 def _root_in(address: Storage) -> Storage:
-    """Returns the storage of a run directory's checkpoints; other directories hold checkpoints directly."""
+    """Returns the storage of a run directory's checkpoints. Any other directory is returned unchanged."""
     run = address.local
     if run is None:
         return address

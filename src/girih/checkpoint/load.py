@@ -26,11 +26,11 @@ _FIX = "use another checkpoint"
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint with its manifest and parameters read. :meth:`put` reads its rows.
+    """A checkpoint whose manifest and parameters are in memory. :meth:`put` reads its rows.
 
     Attributes:
-        run: the progress of the run. normalization: None if it was not measured yet.
-        state: as it was saved. random: random states of each trainer, by rank. plan: the plan of its run.
+        run: the progress of the run. normalization: the normalization, or None if it was not measured yet.
+        state: the saved state. random: the random states of each trainer, by rank. plan: the plan of the run.
     """
 
     place: Storage
@@ -53,7 +53,8 @@ class LoadedCheckpoint:
         optimizer state.
 
         Raises:
-            CheckpointError: rows or parameters are damaged, or of another model or layout; names the part.
+            CheckpointError: rows or parameters are damaged, or belong to another model or layout. The message names the
+                part.
         """
         state = dense.state()
         before = save.split(state)
@@ -71,13 +72,14 @@ class LoadedCheckpoint:
 
 
 def load(place: Storage, schema: Schema | None) -> LoadedCheckpoint:
-    """Reads a checkpoint except its rows. Nothing is replaced yet.
+    """Reads a checkpoint without its rows. Replaces nothing yet.
 
     Args:
-        schema: the expected schema; None accepts any schema.
+        schema: the expected schema. None accepts any schema.
 
     Raises:
-        CheckpointError: the checkpoint is incomplete, damaged, or of another schema; names the part or feature.
+        CheckpointError: the checkpoint is incomplete or damaged, or has another schema. The message names the part or
+            feature.
     """
     manifest = Manifest.read(place)
     if schema is not None:
@@ -101,7 +103,7 @@ def load_model(loaded: LoadedCheckpoint, model: nn.Module) -> None:
     """Loads the parameters of a checkpoint into a module, without an optimizer's state.
 
     Raises:
-        CheckpointError: the parameters are of another model.
+        CheckpointError: the parameters belong to another model.
     """
     with refusing(f"{loaded.place}/{DENSE}", _FIX, fault="does not fit this model"):
         save.check_dtypes(loaded.dense["model"], model.state_dict())
@@ -109,15 +111,15 @@ def load_model(loaded: LoadedCheckpoint, model: nn.Module) -> None:
 
 
 def believed(place: Storage) -> AbstractContextManager[None]:
-    """Reports an exception that a checkpoint's state causes as damage to its manifest."""
+    """Returns a context that converts exceptions caused by a checkpoint's state to an error about its manifest."""
     return refusing(f"{place}/{NAME}", f"delete {place.name} to use an older one")
 
 
 def check_schema(manifest: Manifest, schema: Schema, place: Storage) -> None:
-    """Refuses a checkpoint with another schema, and names the difference.
+    """Refuses a checkpoint with another schema.
 
     Raises:
-        CheckpointError: names the first feature or label that differs.
+        CheckpointError: the schemas differ. The message names the first feature or label that differs.
     """
     if manifest.fingerprint == schema.fingerprint():
         return

@@ -1,7 +1,7 @@
-"""The index of a checkpoint: its content, its time, and the facts that prove it complete.
+"""The manifest: the index of a checkpoint, with the facts that prove that the checkpoint is complete.
 
 The facts of a part are ``bytes``, and ``crc32`` of the header and each tensor. A part with rows also has ``group``,
-``tables`` (rows of each), ``shard`` and ``num_shards``.
+``tables`` (the number of rows of each table), ``shard`` and ``num_shards``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Crc = Annotated[int, Bounds(0, (1 << 32) - 1)]
 
 
 class PartFacts(TypedDict, total=False):
-    """The facts of a part: its size and checksums, and with rows the shards that it covers."""
+    """The facts of a part: its size and checksums. For a part with rows, also the shard that it covers."""
 
     bytes: int
     crc32: Mapping[str, int]
@@ -41,16 +41,16 @@ class PartFacts(TypedDict, total=False):
 
 
 Parts = Mapping[str, PartFacts]
-"""Name relative to the checkpoint → facts."""
+"""The facts of each part, by the part's name relative to the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartsManifest(ModelDescription):
-    """The index of files that hold a model: a checkpoint, or a segment of a log.
+    """The index of the files of a checkpoint, or of a segment of a log.
 
     Attributes:
-        step: batches seen.
-        parts: name relative to the directory → bytes, checksums and, with rows, the shards that it covers.
+        step: the number of batches seen.
+        parts: the facts of each part, by the part's name relative to the directory.
     """
 
     step: Count
@@ -59,7 +59,7 @@ class PartsManifest(ModelDescription):
 
     @property
     def shards(self) -> Parts:
-        """The parts that hold rows."""
+        """The parts with rows."""
         return {name: facts for name, facts in self.parts.items() if name != DENSE}
 
     @classmethod
@@ -67,7 +67,7 @@ class PartsManifest(ModelDescription):
         """Builds a manifest from the values in a file.
 
         Raises:
-            ConfigError, ValueError: an unknown field, or a value of another type or range.
+            ConfigError, ValueError: a field is unknown, or a value has another type or is out of range.
         """
         manifest: Self = build(cls, tree, "")
         check_facts(manifest.parts)
@@ -79,12 +79,12 @@ class Manifest(PartsManifest):
     """``manifest.json`` of a checkpoint.
 
     Attributes:
-        plan: the plan of the run; None if there is none.
-        state: everything that is neither row nor parameter, for example counters, data position and schedule.
-        random: the state of random generators of each trainer, by rank.
-        dense: the dense half's state. Here, in ``state`` and in ``random``, names stand for tensors in
+        plan: the plan of the run, or None if there is none.
+        state: everything except rows and parameters, for example counters, data position and schedule.
+        random: the states of the random generators of each trainer, by rank.
+        dense: the dense half's state. In ``dense``, ``state`` and ``random``, names replace the tensors, which are in
             ``dense.safetensors``.
-        rows: number of rows of each table.
+        rows: the number of rows of each table.
         final: True if the run ended with these weights.
     """
 
@@ -99,7 +99,7 @@ class Manifest(PartsManifest):
 
     @property
     def run(self) -> RunState:
-        """Progress of the run at the save."""
+        """The progress of the run at the save."""
         return RunState.from_dict(self.state["run"])
 
     @property
@@ -108,20 +108,21 @@ class Manifest(PartsManifest):
         return bool(self.state.get("by_hand", False))
 
     def write(self, checkpoint: Storage) -> None:
-        """Writes the file whole, or keeps the one before."""
+        """Writes the manifest's file. The old file stays until the new file is complete."""
         checkpoint.replace(NAME, seal(asdict(self), infinite=True))
 
     def marked(self, checkpoint: Storage, *, final: bool) -> None:
-        """Rewrites the file if its ``final`` differs."""
+        """Writes the manifest again with another ``final``, if its value differs."""
         if self.final != final:
             replace(self, final=final).write(checkpoint)
 
     @classmethod
     def read(cls, checkpoint: Storage) -> Manifest:
-        """Reads the manifest. Checks that all parts exist in full size, and hold all shards of all tables.
+        """Reads the manifest. Checks that all parts have their full size, and cover all shards of all tables.
 
         Raises:
-            CheckpointError: it is not a checkpoint, of another format, or damaged; names the part.
+            CheckpointError: the place is not a checkpoint, has another format, or is damaged. The message names the
+                part.
         """
         manifest = cls._parse(checkpoint)
         check_parts(manifest.parts, checkpoint)
@@ -174,7 +175,8 @@ def check_facts(parts: Parts) -> None:
     """Checks the facts of all parts of a checkpoint, or of a segment of a log.
 
     Raises:
-        ValueError: there is no dense part; or a name leads elsewhere; or a fact is missing, unknown or out of range.
+        ValueError: there is no dense part, a name leads out of the directory, or a fact is missing, unknown or out of
+            range.
     """
     if DENSE not in parts:
         raise ValueError(f"it lists no {DENSE}")
@@ -194,7 +196,7 @@ def check_parts(parts: Parts, checkpoint: Storage) -> None:
     """Refuses a checkpoint with a part that is missing or has another size.
 
     Raises:
-        CheckpointError: names the part.
+        CheckpointError: a part is missing or has another size. The message names the part.
     """
     sizes = checkpoint.sizes()
     for name, facts in parts.items():
@@ -220,13 +222,13 @@ def rows_of(parts: Parts) -> dict[str, int]:
 
 
 def check_coverage(parts: Parts, where: str) -> None:
-    """Refuses parts that lack a shard of a table, or hold a shard twice.
+    """Refuses parts that lack a shard of a table, or that have a shard twice.
 
     Args:
-        where: the checkpoint, for errors.
+        where: the checkpoint's name in errors.
 
     Raises:
-        CheckpointError: names the part, or the table and shard.
+        CheckpointError: a shard is missing or occurs twice. The message names the part, or the table and shard.
     """
     holders: defaultdict[str, dict[int, str]] = defaultdict(dict)  # table → shard → part
     for name, facts in parts.items():
@@ -257,8 +259,8 @@ def check_coverage(parts: Parts, where: str) -> None:
 def parts_for(parts: Parts, tables: Sequence[str], shard: int, num_shards: int) -> list[str]:
     """Returns the names of the parts from which a shard of some tables is restored, in order.
 
-    These are usually the parts of all shards of the tables. Only the shard's own part is needed if the same tables, in
-    the same order, had the same number of shards. A key's shard depends on its table's number in the group.
+    These are usually the parts of all shards of the tables. But if the same tables, in the same order, had the same
+    number of shards, only the part of this shard is needed. A key's shard depends on its table's number in the group.
     """
     names = [name for name in sorted(parts) if not parts[name].get("tables", {}).keys().isdisjoint(tables)]
     if all(

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint, as a process with shards writes and loads them: their place and their facts."""
+"""The parts of a checkpoint that a process with shards writes and loads, and the facts about them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from girih.store.snapshot.tensorfile import TensorHeader, damaged
 
 
 class SparseSave(Protocol):
-    """Rows of the moment when a write began. Any thread may write them, once."""
+    """The rows at the moment when a save began. Any thread may write them, once."""
 
     def write(self) -> Parts:
         """Writes this process's parts. Returns their facts by name."""
 
     def close(self) -> None:
-        """Ends the write, done or not."""
+        """Ends the save, even if the rows are not written."""
 
 
 class ReaderFields(TypedDict):
@@ -39,11 +39,11 @@ class PartReader:
     """The parts of a checkpoint that hold rows.
 
     Attributes:
-        storage: the checkpoint. parts: their facts, from the manifest.
-        optimizer_state: True loads it with the rows; False starts the optimizer from zero.
-        begins: True if a new run begins with the rows that fit; False if all rows must fit.
-        newest: table → second of its newest use, if training continues with the rows: a load refuses rows that would
-            all expire.
+        storage: the checkpoint. parts: the facts about each part, from the manifest.
+        optimizer_state: True loads the optimizer state with the rows. False starts it from its initial values.
+        begins: True if a new run begins with the rows that fit, or False if all rows must fit.
+        newest: maps each table to the second of its newest use, if training continues with the rows. A load refuses
+            rows if all rows of a table would expire.
     """
 
     storage: Storage
@@ -53,10 +53,10 @@ class PartReader:
     newest: Mapping[str, int] = field(default_factory=dict)
 
     def newest_uses(self) -> dict[str, int]:
-        """Returns the newest use, in seconds, of each table that counts seconds. Reads two columns of their parts.
+        """Returns the newest use, in seconds, of each table that counts seconds. Reads two columns of the parts.
 
         Raises:
-            CheckpointError: a part is damaged. MissingFileError: a part is gone.
+            CheckpointError: a part is damaged. MissingFileError: a part does not exist any more.
         """
         newest: dict[str, int] = {}
         for name in self.parts:
@@ -66,10 +66,11 @@ class PartReader:
         return newest
 
     def open(self, name: str) -> SnapshotFile:
-        """Opens a part after checking its form. Its content is checked when it is read.
+        """Opens a part after checking its format. The content is checked when it is read.
 
         Raises:
-            CheckpointError: the part is damaged, or differs from the manifest. MissingFileError: it is gone.
+            CheckpointError: the part is damaged, or differs from the manifest.
+            MissingFileError: the part does not exist any more.
         """
         facts = self.parts[name]
         with self.storage.fetch(name) as file:
@@ -88,10 +89,10 @@ class PartReader:
         return snapshot
 
     def header(self, name: str) -> TensorHeader:
-        """Reads a part's header, in which it describes itself, without the rest.
+        """Reads only a part's header, which has a description of the part.
 
         Raises:
-            CheckpointError: the part is damaged. MissingFileError: it is gone.
+            CheckpointError: the part is damaged. MissingFileError: the part does not exist any more.
         """
         where = f"{self.storage}/{name}"
         length = TensorHeader.length(self.storage.read(name, 0, 8), self.parts[name]["bytes"], where)

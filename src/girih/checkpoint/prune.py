@@ -1,4 +1,4 @@
-"""A checkpoint without rows that are rare or old: rewritten file by file.
+"""Writes a checkpoint again, file by file, without rows that are rare or old.
 
 Shapes: n rows of a file, K rows of a chunk.
 """
@@ -28,10 +28,10 @@ class PruneRule:
     """The rule that decides which rows stay.
 
     Attributes:
-        tables: tables from which rows are removed; other tables stay whole.
-        min_count: a row stays if training saw it at least this often; None disables the test.
-        max_age: a row stays if its last use is at most this many steps ago, or seconds in tables whose TTL is in
-            seconds; None disables the test.
+        tables: the tables from which rows are removed. Other tables stay unchanged.
+        min_count: a row stays if training saw its key at least this number of times. None disables the test.
+        max_age: a row stays if its last use was at most this number of steps ago. In tables whose TTL is in seconds,
+            the number is in seconds. None disables the test.
     """
 
     tables: Collection[str]
@@ -49,7 +49,8 @@ def prune(place: Storage, root: Storage, rule: PruneRule) -> tuple[Storage, Mani
         The new checkpoint, and its manifest.
 
     Raises:
-        CheckpointError: a part is damaged; nothing is written. StorageFullError: the disk is full; nothing is left.
+        CheckpointError: a part is damaged. Nothing is written.
+        StorageFullError: the disk is full. No partial checkpoint stays.
     """
     manifest = Manifest.read(place)
     reader = PartReader(place, manifest.shards)
@@ -71,7 +72,7 @@ def prune(place: Storage, root: Storage, rule: PruneRule) -> tuple[Storage, Mani
         parts[DENSE] = {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}
         parts = {name: parts[name] for name in manifest.parts}
         pruned = replace(manifest, parts=parts, rows=rows_of({n: f for n, f in parts.items() if n != DENSE}))
-        if manifest.run.best_step not in (None, manifest.step):  # the best checkpoint is not there
+        if manifest.run.best_step not in (None, manifest.step):  # ``root`` does not have the best checkpoint
             run = manifest.state["run"] | {"best_step": None, "best_value": None}
             pruned = replace(pruned, state={**manifest.state, "run": run})
         pruned.write(draft)
@@ -87,7 +88,7 @@ class _Kept:
     """The rows of a file that stay, in the form for :func:`girih.store.write_rows`.
 
     Attributes:
-        rows: number of rows of each table.
+        rows: the number of rows of each table.
     """
 
     def __init__(self, file: SnapshotFile, rule: PruneRule, newest: Mapping[str, int]) -> None:
@@ -114,7 +115,7 @@ class _Kept:
             yield {column.name: chunk[column.name][stays] for column in self._columns}
 
     def blooms(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """Yields (table's name, its Bloom cells)."""
+        """Yields the name of each table and its Bloom cells."""
         for table in self.rows:
             cells = self._file.bloom(table)
             if cells is not None:
@@ -131,7 +132,7 @@ class _Kept:
 
 
 def _newest(reader: PartReader, rule: PruneRule) -> dict[str, int]:
-    """Returns the moment from which each table's age counts: its last step, or the last use of any row, in seconds."""
+    """Returns the moment at which each table's rows have age 0: the last step, or the second of their last use."""
     newest: dict[str, int] = {}
     for name in reader.parts if rule.max_age is not None else ():
         description = reader.open(name).description

@@ -1,7 +1,7 @@
-"""Writes a checkpoint: all of it or nothing.
+"""Writes a whole checkpoint, or leaves no checkpoint.
 
-Every process that holds shards writes its parts and reports them. Rank 0 checks that they cover all tables, and writes
-the manifest last. Threads do this while training goes on. Segments of a log are written the same way.
+Every process with shards writes its parts and reports them. Rank 0 checks that the parts cover all tables, and then
+writes the manifest. Threads do this work while training continues. Segments of a log are written in the same way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TENSOR, ITEMS = "$tensor", "$items"
 
 
 def split(tree: object, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Returns the tree with tensors replaced by their names, and the tensors by name."""
+    """Returns a tree in which names replace tensors, and the tensors by name."""
     tensors: dict[str, Tensor] = {}
 
     def walk(node: object, path: str) -> object:
@@ -68,7 +68,7 @@ def split(tree: object, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def join(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Reverses :func:`split`. Tuples come back as lists."""
+    """Reverses :func:`split`, except that tuples become lists."""
     if isinstance(tree, Mapping):
         if TENSOR in tree:
             return tensors[tree[TENSOR]]
@@ -92,7 +92,7 @@ def tensors_in(content: bytes, where: str) -> dict[str, Tensor]:
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuses tensors that torch would convert silently.
+    """Refuses tensors whose dtype torch would convert silently.
 
     Raises:
         ValueError: a tensor has another dtype than the expected tensor of the same name.
@@ -126,24 +126,24 @@ _MOST_PAUSE_S = 0.02
 
 
 class SavedRows(Protocol):
-    """Interface of a sparse half to checkpoints. All trainers call it together."""
+    """The interface of a sparse half for checkpoints. All trainers call its methods together."""
 
     def begin_save(self, writer: Storage) -> SparseSave:
-        """Begins a consistent image of all rows, written as parts of a checkpoint while training goes on."""
+        """Begins to save the current state of all rows. The returned object writes it, while training continues."""
 
     def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows with the saved rows, for any number of shards then and now.
+        """Replaces all rows with the saved rows. The number of shards may differ from the number at the save.
 
         Args:
-            step: number of updates at the save.
+            step: the number of updates at the save.
 
         Raises:
-            CheckpointError: rows are damaged, or of another layout; names the part.
+            CheckpointError: rows are damaged, or have another layout. The message names the part.
         """
 
 
 class DenseState(TypedDict):
-    """State of a dense half: state dicts of its model and optimizer, and the name of the optimizer's class."""
+    """The state of a dense half: state dicts of model and optimizer, and the name of the optimizer's class."""
 
     model: dict[str, Any]
     optimizer: dict[str, Any]
@@ -151,7 +151,7 @@ class DenseState(TypedDict):
 
 
 class SavedParameters(Protocol):
-    """Interface of a dense half to checkpoints. All trainers call it together."""
+    """The interface of a dense half for checkpoints. All trainers call its methods together."""
 
     def state(self) -> DenseState:
         """Returns parameters and optimizer state."""
@@ -166,10 +166,10 @@ class Content:
 
     Attributes:
         step: batches seen.
-        state: plain values and tensors: everything that is neither row nor parameter nor in the model's description.
-        sparse, dense: the halves, which hold the rest.
+        state: plain values and tensors: everything except rows, parameters and the model's description.
+        sparse, dense: the halves, which have the rows and the parameters.
         plan: the plan of the run.
-        random: the state of each trainer's random generators, by rank; only rank 0's is kept.
+        random: the state of each trainer's random generators, by rank. Only the value on rank 0 is saved.
     """
 
     step: int
@@ -182,7 +182,7 @@ class Content:
 
 
 class CollectiveWrite:
-    """The write of a checkpoint or a segment: each trainer writes its parts, and rank 0 the dense part.
+    """Writes a checkpoint or a segment. Each trainer writes its parts, and rank 0 also writes the dense part.
 
     Trainers report their parts to rank 0 through the registry, so any thread may write.
     """
@@ -200,11 +200,11 @@ class CollectiveWrite:
         """Writes rows and tensors. Returns the facts of all parts on rank 0, which must then write the manifest.
 
         Args:
-            advice: ends the error for a tensor with NaN.
+            advice: the end of the error message for a tensor with NaN.
 
         Raises:
             StorageFullError: the disk of a trainer is full. CheckpointError: parts are missing, or occur twice.
-            RoleError: a process of the run is gone.
+            RoleError: a process of the run ended.
         """
         try:
             with self._words():
@@ -233,14 +233,14 @@ class CollectiveWrite:
         return {**parts, DENSE: {"bytes": len(dense), "crc32": {"": zlib.crc32(dense)}}}
 
     def _report_to_first(self, message: Mapping[str, object]) -> None:
-        """Sends rank 0 the parts that this trainer wrote, or its error."""
+        """Sends rank 0 the facts about the parts that this trainer wrote, or this trainer's error."""
         self._ranks.put(f"write/{self._number}/{self._ranks.rank}", json.dumps(message))
 
     def _parts_of(self, rank: int) -> Parts:
-        """Waits for the parts that another trainer wrote.
+        """Waits for the facts about the parts that another trainer wrote.
 
         Raises:
-            StorageFullError, GirihError: that trainer failed. RoleError: a process of the run is gone.
+            StorageFullError, GirihError: the trainer failed. RoleError: a process of the run ended.
         """
         key, until, pause = f"write/{self._number}/{rank}", time.monotonic() + PATIENCE_S, 0.001
         while (text := self._ranks.take(key)) is None:
@@ -257,15 +257,15 @@ class CollectiveWrite:
 
 
 class Save:
-    """A checkpoint of one moment. All trainers begin it between two steps, and write it while training goes on.
+    """A checkpoint of one moment. All trainers begin it between two steps, and write it while training continues.
 
-    Parameters, data position and counters are copied here. The sparse half keeps the rows.
+    The constructor copies parameters, data position and counters. The sparse half preserves the rows.
 
     Args:
-        root: the checkpoint becomes ``root/step-…``; only rank 0's is used.
+        root: the storage in which the checkpoint gets the name ``step-…``. Only the value on rank 0 is used.
 
     Raises:
-        StorageFullError: the disk is full; nothing is left behind.
+        StorageFullError: the disk is full. No partial checkpoint stays.
     """
 
     def __init__(self, root: Storage, content: Content, ranks: TrainerGroup | None = None) -> None:
@@ -280,15 +280,13 @@ class Save:
                     root.remove(self._draft.name, first=NAME)
                     self._draft.make()
                 self._draft = Storage(self._ranks.broadcast(self._draft.absolute().url))
-            self._rows = content.sparse.begin_save(self._draft)  # here a full disk is that of a tier
+            self._rows = content.sparse.begin_save(self._draft)  # in this call, only an SSD tier can be full
 
     def write(self) -> Storage:
-        """Writes ``root/step-…``, which becomes a checkpoint when it is complete; returns it.
-
-        A checkpoint of the same name is replaced.
+        """Writes the checkpoint ``root/step-…`` and returns its storage. Replaces a checkpoint with the same name.
 
         Raises:
-            StorageFullError: the disk is full; nothing is left behind.
+            StorageFullError: the disk is full. No partial checkpoint stays.
             CheckpointError: parts are missing.
         """
         advice = "no checkpoint with it could be loaded: set it to a number"
@@ -316,16 +314,16 @@ class Save:
             yield
         except Exception:
             if self._ranks.first:
-                with contextlib.suppress(Exception):  # report the first error, not this one
+                with contextlib.suppress(Exception):  # so that the first error is reported
                     self._root.remove(self._draft.name, first=NAME)
             raise
 
 
 def save_manifest(root: Storage, content: Content, ranks: TrainerGroup | None = None) -> Storage:
-    """Replaces only the manifest of ``root/step-…``. The checkpoint must exist with the current rows and parameters.
+    """Replaces only the manifest of ``root/step-…``. This checkpoint must have the current rows and parameters.
 
     Raises:
-        StorageFullError: the disk is full; the old manifest stays.
+        StorageFullError: the disk is full. The old manifest stays.
     """
     ranks = ranks or TrainerGroup()
     place = root / name_of(content.step)
@@ -338,7 +336,7 @@ def save_manifest(root: Storage, content: Content, ranks: TrainerGroup | None = 
 
 
 def _begin(content: Content, ranks: TrainerGroup) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns the manifest's fields except the parts, and copies of the tensors that they name."""
+    """Returns the manifest's fields without the parts, and copies of the tensors that these fields name."""
     whole = {"dense": content.dense.state(), "state": content.state, "random": list(content.random)}
     fields, tensors = split(whole if ranks.first else dict.fromkeys(whole))
     fields |= {"step": content.step, "plan": content.plan, **vars(content.model)}

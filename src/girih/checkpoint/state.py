@@ -1,4 +1,4 @@
-"""State of a run: everything that is neither a row nor a parameter. JSON goes in and out."""
+"""The progress of a run: its counters and data position, which are saved as JSON in a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Step = Annotated[int, Bounds(0, (1 << 31) - 1)]
 
 @dataclass
 class RunState:
-    """Counters of a run, as a checkpoint holds them.
+    """The counters of a run that a checkpoint saves.
 
     Attributes:
-        step: batches seen, including refused ones.
-        examples: examples seen.
-        repeated_examples: examples whose training was lost in a crash, and repeated.
-        epoch: epochs done, which is the number of the current epoch.
-        position: the position in the current epoch; None at its start.
-        refused: steps refused for a NaN or an infinity.
+        step: the number of batches seen, including refused batches.
+        examples: the number of examples seen.
+        repeated_examples: the number of examples whose training was lost in a crash and repeated.
+        epoch: the number of complete epochs, which is the number of the current epoch.
+        position: the position in the current epoch, or None at its start.
+        refused: the number of steps that were refused because of a NaN or an infinity.
         evaluated_step: the last step after which the validation data was evaluated.
-        saved_step: the last step after which a checkpoint was due, and made.
-        best_step, best_value: the best evaluation so far, under early stopping.
-        bad_evaluations: evaluations since then that were no better.
-        stopped_early: early stopping ended the run.
-        train_s: seconds spent on training steps.
+        saved_step: the last step after which a checkpoint was due and was made.
+        best_step, best_value: the step and the metric of the best evaluation so far, under early stopping.
+        bad_evaluations: the number of evaluations since the best evaluation.
+        stopped_early: True if early stopping ended the run.
+        train_s: the seconds spent on training steps.
         staleness_max, staleness_sum: the maximum staleness of a batch so far, and the sum over all batches.
     """
 
@@ -63,7 +63,7 @@ class RunState:
         """Reverses :meth:`to_dict`.
 
         Raises:
-            ConfigError: an unknown key, or an impossible value.
+            ConfigError: a key is unknown, or a value is impossible.
         """
         state: RunState = config.build(cls, mapping, "state.run")
         return state

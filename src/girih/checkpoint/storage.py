@@ -1,8 +1,8 @@
 """Storage of checkpoints: a local directory or any other fsspec address, with the same code.
 
-No step depends on a rename. In a local directory, a finished checkpoint is moved to its final name, so that the name
-alone proves it complete. In an object store a checkpoint is written in place. Either way it is valid if its manifest
-exists and its checks pass.
+A checkpoint is valid if its manifest exists and its checks pass, so no code depends on a rename. In a local directory,
+a finished checkpoint is renamed to its final name, so that this name alone proves that the checkpoint is complete. In
+an object store, a checkpoint is written at its final place.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from girih.files.whole import sync
 from girih.store import DiskFile, Sink
 
 PART_BYTES = 16 << 20
-_MOST_PARTS = 10_000  # the limit of S3, which takes no part below 5 MiB except the last
+_MOST_PARTS = 10_000  # the limit of S3; S3 also accepts no part below 5 MiB except the last
 _AT_ONCE = 4
 
 Reaching = Callable[[], AbstractContextManager[object]]
 
 
 class PartsUpload:
-    """A :class:`girih.store.Sink` for an object, which appears whole when it is finished.
+    """A :class:`girih.store.Sink` for an object of S3. The whole object appears when it is finished.
 
     Args:
-        files: s3fs's file system. path: the object in it.
-        reaching: a context that turns errors of the store into one-line errors.
-        part_bytes: size of a part, unless the object would have too many.
+        files: the file system of s3fs. path: the object in the file system.
+        reaching: a context that converts errors of the object store to one-line errors.
+        part_bytes: the size of a part. Parts are larger if the object would have too many parts.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PartsUpload:
         self._files, self._reaching, self._part_bytes = files, reaching, part_bytes
         bucket, key, _ = files.split_path(path)
         self._object = {"Bucket": bucket, "Key": key}
-        self._parts: dict[int, tuple[bytearray, int]] = {}  # number from 0 → bytes, number of missing ones
+        self._parts: dict[int, tuple[bytearray, int]] = {}  # number from 0 → bytes, number of missing bytes
         self._sent: dict[int, Future[str]] = {}
         self._pool = ThreadPoolExecutor(_AT_ONCE, "girih-upload")
         self._room = Semaphore(2 * _AT_ONCE)
@@ -93,11 +93,11 @@ class PartsUpload:
         self._parts.clear()
         upload, self._upload = self._upload, None
         if upload is not None:
-            with suppress(GirihError):  # the earlier error is raised
+            with suppress(GirihError):  # the caller raises the earlier error
                 self._call("abort_multipart_upload", UploadId=upload)
 
     def _send(self, number: int, part: bytearray) -> None:
-        """Sends a full part when there is room. Raises the errors of earlier parts."""
+        """Sends a full part, after waiting if too many parts are in flight. Raises the errors of earlier parts."""
         for sent in self._sent.values():
             if sent.done():
                 sent.result()
@@ -158,12 +158,12 @@ class Storage:
 
     @property
     def parent(self) -> Storage:
-        """The storage that contains this one."""
+        """The storage that contains this storage."""
         return Storage(self.url.rpartition("/")[0] or ("/" if self.url.startswith("/") else "."))
 
     @property
     def local(self) -> Path | None:
-        """The directory, if it is local; else None."""
+        """The directory if the storage is local, else None."""
         return None if _ADDRESS.match(self.url) else Path(self.url)
 
     def absolute(self) -> Storage:
@@ -172,26 +172,26 @@ class Storage:
 
     @property
     def scratch(self) -> Path:
-        """A local directory for files without a name, next to the written files if possible."""
+        """A local directory for files without a name, if possible in the same place as the written files."""
         local = self.local
         return local if local is not None and local.is_dir() else Path(tempfile.gettempdir())
 
     # Reading.
 
     def exists(self, name: str | None = None) -> bool:
-        """Returns whether a file of that name exists; without a name, whether the storage exists."""
+        """Returns whether a file with this name exists. Without a name, returns whether the storage exists."""
         with self._reaching(name) as (files, path):
             return bool(files.exists(path))
 
     def names(self) -> list[str]:
-        """Returns the names of the files and directories directly below."""
+        """Returns the names of the files and directories directly in this storage."""
         with self._reaching() as (files, path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             listed = files.ls(path, detail=False)
             return sorted({name for entry in listed if (name := entry.rstrip("/").rpartition("/")[2])})
         return []
 
     def sizes(self) -> dict[str, int]:
-        """Returns the size in bytes of every file below, by relative name."""
+        """Returns the size in bytes of every file in this storage, at any depth, by relative name."""
         with self._reaching() as (files, path):
             facts_of = files.find(path, detail=True)
             return {os.path.relpath(file, path): int(facts["size"]) for file, facts in facts_of.items()}
@@ -200,7 +200,7 @@ class Storage:
         """Returns a small file, or a range of bytes of a large file.
 
         Raises:
-            MissingFileError: there is none. CheckpointError: it cannot be read.
+            MissingFileError: the file does not exist. CheckpointError: the file cannot be read.
         """
         if self.local is not None:
             with self.fetch(name) as file, refusing(f"{self}/{name}", "check the disk"):
@@ -214,8 +214,8 @@ class Storage:
         """Opens a file that can be mapped into memory. A remote file is copied to a temporary file without a name.
 
         Raises:
-            MissingFileError: there is none. CheckpointError: not a regular file, or a link that leads out of the
-                directory.
+            MissingFileError: the file does not exist.
+            CheckpointError: the name is not a regular file, or is a link to a place outside of the directory.
         """
         if (local := self.local) is not None:
             with open_file(local / name, local) as file:
@@ -232,7 +232,7 @@ class Storage:
     # Writing.
 
     def make(self) -> None:
-        """Makes the directory, if the storage has directories."""
+        """Creates the directory, if the storage has directories."""
         if (local := self.local) is not None:
             local.mkdir(parents=True, exist_ok=True)
 
@@ -240,8 +240,8 @@ class Storage:
     def create(self, name: str) -> Iterator[Sink]:
         """Creates a file, which gets its name when it is finished. After an error, no file is left.
 
-        A file for S3 is sent in parts as they fill. A file for another store is a temporary file without a name until
-        it is complete, and is then sent.
+        For S3, parts of the file are sent as soon as they are full. For another object store, the file is first written
+        to a temporary local file without a name, and is sent when it is complete.
         """
         if (local := self.local) is not None:
             with _new_file(local / name) as file:
@@ -264,7 +264,7 @@ class Storage:
                 shutil.copyfileobj(file, sent, _PIECE)
 
     def replace(self, name: str, content: bytes) -> None:
-        """Writes a file whole or not at all. Until then the one before stays."""
+        """Replaces a file by new content. The old file stays until the new file is complete."""
         if (local := self.local) is None:
             with self._reaching(name) as (files, path):
                 files.pipe_file(path, content)
@@ -274,11 +274,11 @@ class Storage:
         os.replace(local / f"{name}.new", local / name)
 
     def draft(self, name: str) -> Storage:
-        """Returns the place for writing a checkpoint that will be called ``name``."""
+        """Returns the place to which a checkpoint is written before it gets the name ``name``."""
         return self / (f"{WRITING}{os.getpid()}" if self.local is not None else name)
 
     def publish(self, draft: Storage, name: str) -> None:
-        """Gives a complete draft, which is on disk, its final name."""
+        """Gives a complete draft its final name. All of the draft is on the disk already."""
         old, root = draft.local, self.local
         if old is None or root is None:
             return
@@ -288,7 +288,7 @@ class Storage:
         sync(root)
 
     def remove(self, name: str, first: str) -> None:
-        """Removes a file or directory. Its name or the file ``first`` goes first, so nobody trusts the rest."""
+        """Removes a file or directory. Begins with its name or the file ``first``, so that the rest is not read."""
         doomed = self / name
         if (local := doomed.local) is not None:
             if not local.exists():
@@ -307,13 +307,13 @@ class Storage:
 
     @contextlib.contextmanager
     def _reaching(self, name: str | None = None) -> Iterator[tuple[AbstractFileSystem, str]]:
-        """Yields the file system and the path in it. Turns errors into one-line errors."""
+        """Yields the file system and the path in it. Converts errors to one-line errors."""
         url = self.url if name is None else f"{self.url}/{name}"
         try:
             if self.local is not None:
                 files, path = LocalFileSystem(), os.path.abspath(url)
             else:
-                files, path = url_to_fs(url, use_listings_cache=False)  # other processes write there too
+                files, path = url_to_fs(url, use_listings_cache=False)  # other processes write files too
         except (ImportError, ValueError) as error:
             hint = "; pip install 'girih[s3]'" if url.startswith("s3") else ""
             raise ConfigError(f"{url}: {_line(error)}{hint}") from None
@@ -323,13 +323,13 @@ class Storage:
             raise MissingFileError(f"{url}: no such file") from None
         except GirihError:
             raise
-        except Exception as error:  # each file system has other errors
+        except Exception as error:  # each file system has different errors
             raise CheckpointError(f"{url}: {_line(error)}; check the address and the permissions") from error
 
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file that is on disk at the end, or removed after an error."""
+    """Opens a new file. At the end the file is durably on the disk. After an error it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as file:

@@ -1,9 +1,9 @@
 """Copies numbers between a GPU and the wire: pinned memory that is reused, and a stream for each direction.
 
-A copy between pinned memory and a GPU runs while the GPU computes. So memory is reused only after the copy that reads
-it, which torch's allocator ensures. Memory of arrivals is reused when their reader releases it.
+A copy between pinned memory and a GPU runs while the GPU computes. torch's allocator ensures that memory is reused only
+after the copy that reads it. Memory with received numbers is reused after its reader has released it.
 
-Without a GPU the same code copies at once: streams and events are None.
+Without a GPU, streams and events are None, and the same code copies immediately.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[np.float32]
-_ALIGNED = 64  # numbers: arrays that travel together begin at multiples of 256 bytes
+_ALIGNED = 64  # arrays that are copied together begin at multiples of 64 numbers, which are 256 bytes
 
 
 class _CopyLane:
-    """One direction, with its stream."""
+    """The copies in one direction, with their stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -39,7 +39,7 @@ class _CopyLane:
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def recorded(self) -> torch.cuda.Event | None:
-        """Returns an event that is reached when all earlier work of the stream is done; None without a GPU."""
+        """Returns an event that is reached when all earlier work of the stream is done, or None without a GPU."""
         if self.stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -49,12 +49,12 @@ class _CopyLane:
 
 @dataclass(frozen=True)
 class Sent:
-    """Arrays on their way to a device.
+    """Arrays that are being copied to a device.
 
     Attributes:
-        whole: float32[·], all of them; allocated by the copying stream.
-        tensors: the arrays, which are parts of ``whole``.
-        ready: the event after which they have arrived.
+        whole: float32[·], one tensor with all arrays, allocated on the stream that copies.
+        tensors: the arrays, as views of ``whole``.
+        ready: the event after which the arrays have arrived.
     """
 
     whole: Tensor
@@ -71,10 +71,10 @@ class Sent:
 
 
 class ToDevice(_CopyLane):
-    """The way from the wire to a device; for one thread."""
+    """Copies arrays from the wire to a device. Only one thread uses this object."""
 
     def send(self, arrays: Sequence[Floats]) -> Sent:
-        """Begins to copy arrays, float32[...], to the device at once. Afterwards their memory is free."""
+        """Begins to copy arrays, float32[...], to the device together. On return, the memory of the arrays is free."""
         places, total = _places([array.size for array in arrays])
         pinned = self.pinned(total)
         numbers = pinned.numpy()
@@ -92,24 +92,24 @@ class ToDevice(_CopyLane):
 
 @dataclass(frozen=True)
 class PendingCopy:
-    """Tensors on their way from a device."""
+    """Tensors that are being copied from a device."""
 
     arrays: list[Floats | None]
     ready: torch.cuda.Event | None
 
     @contextlib.contextmanager
     def arrived(self) -> Iterator[list[Floats | None]]:
-        """Yields the arrays when they have arrived. Callable from any thread."""
+        """Waits until the arrays have arrived, and yields them. Callable from any thread."""
         if self.ready is not None:
             self.ready.synchronize()
         yield self.arrays
 
 
 class FromDevice(_CopyLane):
-    """The way from a device to the wire."""
+    """Copies tensors from a device to the wire."""
 
     def begin(self, tensors: Sequence[Tensor | None]) -> PendingCopy:
-        """Begins to copy tensors, float32[...] or None, after the current stream's earlier work. Never waits."""
+        """Begins to copy tensors, float32[...] or None, after the earlier work of the current stream. Never waits."""
         sizes = [0 if tensor is None else tensor.numel() for tensor in tensors]
         places, total = _places(sizes)
         pinned = self.pinned(total)
@@ -130,7 +130,7 @@ class FromDevice(_CopyLane):
 
 
 class Parcels:
-    """Moves one array at a time between a device and the wire, which gets separate memory; for one thread."""
+    """Copies one array at a time between a device and separate memory for the wire. Only one thread uses it."""
 
     def __init__(self, device: torch.device) -> None:
         on_cpu = device.type == "cpu"
@@ -138,13 +138,16 @@ class Parcels:
         self._back = None if on_cpu else FromDevice(device)
 
     def there(self, array: NDArray[Any]) -> Tensor:
-        """Returns an array of the wire, float32[n], on the device. The current stream waits; the host does not."""
+        """Copies an array of the wire, float32[n], to the device. The current stream waits, but the host does not."""
         if self._to is None:
             return torch.from_numpy(np.array(array))
         return self._to.send([array]).taken_over()[0]
 
     def back(self, tensor: Tensor) -> Floats:
-        """Returns a tensor of the device, float32[n], for the wire. The host waits. Nothing else may use the tensor."""
+        """Copies a tensor of the device, float32[n], to the wire's memory. The host waits.
+
+        Nothing else may use the tensor.
+        """
         if self._back is None:
             found: Floats = tensor.numpy()
             return found
@@ -153,6 +156,6 @@ class Parcels:
 
 
 def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Returns where arrays of some sizes begin in one array that holds all of them, and its size."""
+    """Returns the places of arrays of some sizes in one array that contains all of them, and the size of this array."""
     ends = np.cumsum([_ALIGNED * math.ceil(size / _ALIGNED) for size in sizes]).tolist()
     return [0, *ends][: len(sizes)], (ends[-1] if ends else 0)

@@ -42,14 +42,14 @@ def listen(
     """Answers requests with ``handler`` until the server is closed.
 
     Args:
-        handler: called once for each request, on the server's thread. It must be quick, and may leave the reply to
-            another thread. If it raises an exception, the exception is the reply.
-        address: ``tcp://HOST:PORT`` (``*``: any free port), ``tls://HOST:PORT``, or ``shm://`` for this host. The
-            default is loopback. Data travel unencrypted except with ``tls``. The secret does not travel.
-        secret: clients must know it.
-        incarnation: the number of restarts of this process's role and index; sent to clients.
+        handler: called once for each request, on the server's thread. It must be quick. Another thread may send the
+            reply. If the handler raises an exception, the exception is the reply.
+        address: ``tcp://HOST:PORT``, ``tls://HOST:PORT``, or ``shm://`` for this host. The port ``*`` is any free port.
+            The default is loopback. Data are encrypted only with ``tls``. The secret is never sent.
+        secret: the secret that clients must know.
+        incarnation: the number of restarts of this process's role and index. It is sent to clients.
         gone: called on the server's thread with the number of a client that left or is forgotten. It must be quick.
-        patience_s: a client without a connection for this time is forgotten; by default two minutes.
+        patience_s: a client is forgotten after this time without a connection. The default is two minutes.
 
     Raises:
         WireError: the server cannot listen at the address.
@@ -62,18 +62,19 @@ def listen(
 def connect(
     address: str, *, secret: bytes, timeout_s: float = 40.0, resolve: Callable[[], str] | None = None
 ) -> Client:
-    """Connects to a server. Returns at once, even if the server is not there yet.
+    """Connects to a server. Returns immediately, even if the server does not listen yet.
 
-    A broken connection is made again, and the session goes on: each call is executed once. If the server's process
-    ended, its open calls fail with ``Lost``, and later calls go to its next incarnation.
+    After a broken connection, the client reconnects and the session continues, so that each call is executed once. If
+    the server's process ended, open calls fail with ``Lost``, and later calls go to the next incarnation.
 
     Args:
         address: ``Server.address``.
-        secret: the server's.
-        timeout_s: a call that finds no connection for this time fails with ``WireTimeout``. With a connection, a call
-            may take any time.
-        resolve: returns the address before each reconnection, because a restarted server listens elsewhere. It raises
-            LookupError while the address is unknown. Without it, calls fail at once when nobody listens any more.
+        secret: the server's secret.
+        timeout_s: a call that waits for a connection for this time fails with ``WireTimeout``. With a connection, a
+            call may take any time.
+        resolve: returns the server's address before each reconnection, because a restarted server listens at another
+            address. It raises LookupError while the address is unknown. Without this function, calls fail immediately
+            if no server listens at the address any more.
 
     Raises:
         WireError: no connection to the address is possible.
@@ -102,20 +103,22 @@ def dialer(address: str) -> Dialer:
 
 @dataclass(kw_only=True)
 class Service:
-    """A server of a run: its settings, and its answers to requests. Pickled to its process through a private pipe.
+    """A server of a run: its settings, and its answers to requests.
 
-    The method ``on_`` with the name of the verb does a request. If it raises an exception, the exception is the answer.
-    One thread does the requests, one after the other, unless a subclass has more threads.
+    It is pickled and sent to its process through a private pipe. A request for a verb calls the method ``on_<verb>``.
+    If the method raises an exception, the exception is the answer. One thread handles the requests, one after the
+    other, unless a subclass has more threads.
 
-    A service that restarts may have an attribute ``recovery_note``: a line on the state in which it found its data.
+    A service that can restart may have an attribute ``recovery_note``, a line about the state of its data at the start.
 
     Attributes:
         name: its role, if it is a separate process. verbs: its kinds of requests.
         index: its index in the role.
-        address: its endpoint. secret: callers prove that they know it. patience_s: see :func:`listen`.
+        address: its endpoint. secret: the secret that callers must know. patience_s: see :func:`listen`.
         incarnation: the number of restarts of this role and index, set in its process.
         stats: the statistics of its process, with the time of requests, the queue length, and the busy time of threads.
-        num_threads: threads that do requests. share: see :meth:`girih.telemetry.busy.Busy.working`, for each thread.
+        num_threads: the number of threads that handle requests.
+        share: the share of each thread, see :meth:`girih.telemetry.busy.Busy.working`.
     """
 
     name: ClassVar[str]
@@ -136,7 +139,7 @@ class Service:
             stop.wait()
 
     def listen(self, closing: ExitStack) -> str:
-        """Opens the service and answers requests until ``closing`` is closed; returns its address."""
+        """Opens the service, and answers requests until ``closing`` is closed. Returns the service's address."""
         self.open(closing)
         server = listen(
             self.handle,
@@ -149,7 +152,7 @@ class Service:
         return closing.enter_context(server).address
 
     def open(self, closing: ExitStack) -> None:
-        """Makes the resources for requests. Subclasses extend it. ``closing`` releases them in reverse order."""
+        """Creates the resources for requests. Subclasses extend it. ``closing`` releases them in reverse order."""
         methods = ((verb, getattr(self, f"on_{verb.name.lower()}", None)) for verb in self.verbs)
         self._methods = {int(verb): method for verb, method in methods if method is not None}
         self._pool = closing.enter_context(ThreadPoolExecutor(self.num_threads, "girih-serve"))
@@ -161,20 +164,20 @@ class Service:
         self.answer(request, partial(self._methods[request.frame.kind], request))
 
     def answer(self, request: Request, work: Callable[[], None]) -> None:
-        """Does the work of a request, and measures the time until its answer."""
+        """Runs the work of a request, and measures the time until the answer."""
         name = self.verbs(request.frame.kind).name.lower()
         request.answered = partial(self.stats.requests.add, name)
         self.later(request, work)
 
     def forget(self, client: int) -> None:
-        """Drops the state of a client that does not come back. The server's thread calls it: be quick."""
+        """Drops the state of a client that left for good. It must be quick, because the server's thread calls it."""
 
     def later(self, request: Request, work: Callable[[], None]) -> None:
-        """Does work for a request after all waiting work."""
+        """Puts work for a request at the end of the queue."""
         self.afterwards(partial(attempt, request, work))
 
     def afterwards(self, work: Callable[[], None]) -> None:
-        """Does work that nobody waits for, after all waiting work. It must report its failures to later callers."""
+        """Puts work without a caller at the end of the queue. The work must report its failures to later callers."""
         self._count_waiting(1)
         self._pool.submit(self._run_work, work)
 
@@ -202,10 +205,10 @@ class Service:
 
 
 class Meeting(Generic[T]):
-    """Collects one message from each member until all members are there.
+    """Collects one message from each member, until all members have sent a message.
 
     Attributes:
-        waiting: messages by member. absent: members that need not come.
+        waiting: the messages by member. absent: the members whose messages are not needed.
     """
 
     def __init__(self, size: int) -> None:
@@ -226,7 +229,7 @@ class Meeting(Generic[T]):
 
 
 def attempt(request: Request, work: Callable[[], None]) -> None:
-    """Does work for a request. If the work raises an error, the error is the answer."""
+    """Runs work for a request. If the work raises an error, the error is the answer."""
     try:
         work()
     except Exception as error:
@@ -269,7 +272,7 @@ def answers(
     *,
     again: bool = False,
 ) -> list[Frame]:
-    """Sends the same call to all clients at once and waits for all answers. Then raises the first error.
+    """Sends the same call to all clients together, and waits for all answers. Then raises the first error.
 
     Args:
         again: repeats a call to a process that restarted before it answered. Only for calls that may run twice.
@@ -291,9 +294,9 @@ def answers(
 
 
 def writable(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns the same memory as a writable array, as torch needs it; a copy if the memory is not writable.
+    """Returns a writable array for torch: a view of the same memory, or a copy if the memory cannot be written.
 
-    Received arrays are read-only, but no other process uses them.
+    Received arrays are read-only, but no other process uses their memory.
     """
     array = array.view()
     try:

@@ -3,7 +3,7 @@
 This is "Global BN" of Chen et al., "A simple framework for contrastive learning of visual representations" (ICML
 2020), §2.2. PICASSO's discussion (§IV) asks for it if batches are very large. ``nn.SyncBatchNorm`` only works on GPUs.
 
-Shapes: B examples of this rank, C channels, R ranks; an input may have more dimensions after [B, C].
+Shapes: B examples of this rank, C channels, R ranks. An input may have more dimensions after [B, C].
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _BatchNorm(NamedTuple):
 
 
 class GlobalBatchNorm(TorchFunctionMode):
-    """While entered, ``torch.nn.functional.batch_norm`` in training uses the moments of all ranks' examples.
+    """A torch mode in which ``torch.nn.functional.batch_norm`` in training uses the moments of all ranks' examples.
 
     A mode also works with users' ``nn.BatchNorm1d`` layers (decision 0006). All ranks must run the same layers in the
     same order, forward and backward. If the step has one example in total, the running moments normalize it.
 
     Args:
-        counted: whether this rank's examples count. If an example only replaces an empty share, it changes no moment
-            and gets gradients of 0.
+        counted: True if this rank's examples count. False if an example only replaces an empty share. This example
+            changes no moment and gets gradients of 0.
         stats: counts the bytes sent.
     """
 
@@ -60,13 +60,13 @@ class GlobalBatchNorm(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is lacks_variance:
-            return False  # only batch_norm knows whether the step's examples lack variance
+            return False  # batch_norm itself checks whether the step has too few examples
         if func is F.batch_norm:
             return self._batch_norm(_BatchNorm(*args, **(kwargs or {})))
         return func(*args, **(kwargs or {}))
 
     def _batch_norm(self, call: _BatchNorm) -> Tensor:
-        """``torch.nn.functional.batch_norm``: [B, C, ...] to [B, C, ...]."""
+        """Computes ``torch.nn.functional.batch_norm``, from [B, C, ...] to [B, C, ...]."""
         input, running_mean, running_var = call.input, call.running_mean, call.running_var
         if call.training:
             mean, variance, count = self._moments(input.detach())
@@ -88,10 +88,10 @@ class GlobalBatchNorm(TorchFunctionMode):
         return F.batch_norm(*call._replace(training=False))
 
     def _moments(self, input: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Mean and variance (biased) of all ranks' examples, [C] each, and the number of values per channel.
+        """Returns mean and biased variance of all ranks' examples, [C] each, and the number of values per channel.
 
         Each rank sends its number of values, their mean, and the sum of squared deviations from this mean. The moments
-        are combined by Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983), eq. 1.5. The
+        are combined by eq. 1.5 of Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983). The
         mean of squares minus the square of the mean would lose precision in float32 if the mean is far from 0.
         """
         values, channels = _at_least_float32(input), input.shape[1]
@@ -110,7 +110,7 @@ class GlobalBatchNorm(TorchFunctionMode):
         return mean, square / count, count.item()
 
     def _sum(self, local: Tensor) -> Tensor:
-        """The sum over all ranks."""
+        """Returns the sum over all ranks."""
         total = local.clone()
         self._ranks.all_reduce(total)
         self._stats.sent("dense", 2 * (self._ranks.size - 1) * local.nbytes // self._ranks.size)
@@ -123,7 +123,7 @@ class _NormalizedContext(Context, Protocol):
 
 
 class _Normalized(torch.autograd.Function):
-    """(x − mean) · scale · weight + bias. Mean and scale are functions of x on all ranks."""
+    """Computes (x − mean) · scale · weight + bias. Mean and scale are functions of x on all ranks."""
 
     @staticmethod
     def forward(
@@ -138,7 +138,7 @@ class _Normalized(torch.autograd.Function):
         normal = (_at_least_float32(input) - _shaped(mean, input)).mul_(_shaped(scale, input))
         ctx.save_for_backward(normal, weight, scale)
         ctx.way, ctx.dtype = way, input.dtype
-        # always a new tensor, because the next layer may work in place
+        # The result is always a new tensor, because the next layer may work in place.
         output = normal.clone() if weight is None else normal * _shaped(weight, normal)
         if bias is not None:
             output += _shaped(bias, normal)
@@ -149,9 +149,9 @@ class _Normalized(torch.autograd.Function):
     def backward(
         ctx: _NormalizedContext, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None, None]:
-        """Gradients of Ioffe and Szegedy, "Batch normalization" (2015), §3, with sums over the batches of all ranks.
+        """Computes the gradients of Ioffe and Szegedy, "Batch normalization" (2015), §3, with sums over all ranks.
 
-        The gradients of weight and bias stay local. They are summed later with those of other parameters.
+        The gradients of weight and bias stay local. They are summed later, together with other parameters' gradients.
         """
         normal, weight, scale = ctx.saved_tensors
         sum_over_ranks, count, counted = ctx.way
@@ -179,10 +179,10 @@ def _at_least_float32(values: Tensor) -> Tensor:
 
 
 def _others(values: Tensor) -> list[int]:
-    """All dimensions except the channels."""
+    """Returns all dimensions except the channels."""
     return [0, *range(2, values.dim())]
 
 
 def _shaped(by_channel: Tensor, values: Tensor) -> Tensor:
-    """[C] to [1, C, 1, ...]."""
+    """Reshapes [C] to [1, C, 1, ...]."""
     return by_channel.view(1, -1, *[1] * (values.dim() - 2))

@@ -1,8 +1,8 @@
-"""The dense half: it owns the parameters.
+"""The interface of the dense half, which owns the dense parameters.
 
-A half keeps no state about a batch. :meth:`DenseHalf.compute` returns a handle that holds the gradients, so several
-batches may be in flight. The outcome of a step is its loss, or the reason of its refusal. On a GPU, the host learns
-the outcome one step later.
+A half has no state of a batch. :meth:`DenseHalf.compute` returns a handle with the batch's gradients, so several
+batches may be in flight. The outcome of a step is its loss, or the reason why the step was refused. On a GPU, the host
+learns the outcome one step later.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class StepFacts:
 
     Attributes:
         loss: the mean loss over all trainers.
-        refused: why nothing was applied, or None.
-        counters: the counters of the sparse half after the step; None if the caller must ask the sparse half.
+        refused: the reason why the step was refused, or None if it was applied.
+        counters: the counters of the sparse half after the step, or None if the caller must ask the sparse half.
     """
 
     loss: float
@@ -46,7 +46,7 @@ class StepFacts:
 
 
 class _Fetched(NamedTuple):
-    """Tensors on the host, by name. They are valid after the event, or at once if the event is None."""
+    """Tensors on the host, by name. They are valid after the event. If the event is None, they are valid already."""
 
     tensors: Mapping[str, Tensor]
     event: Any
@@ -66,14 +66,14 @@ class _Fetched(NamedTuple):
 
 
 class Outcome:
-    """The outcome of a step, which may still be on its way to the host.
+    """The outcome of a step, which may still be in transit to the host.
 
     Args:
-        facts: the facts, if the host knows them.
-        numbers: otherwise float64[K], on a device.
-        read: makes the facts from the K numbers on the host; called once, in the order of steps.
-        together: trainers ask for the outcome at the same step, because they must take the same decision. It counts as
-            unknown until then.
+        facts: the facts, or None if the host does not know them yet.
+        numbers: float64[K], on a device, if the host does not know the facts yet.
+        read: returns the facts for the K numbers on the host. It is called once, in the order of steps.
+        together: True if all trainers must ask for the outcome at the same step, because they must make the same
+            decision. The outcome counts as unknown until then.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Outcome:
         self._fetched = None if numbers is None else _Fetched.of(numbers.device, numbers=numbers)
 
     def known(self) -> bool:
-        """Returns whether :meth:`facts` returns without waiting. Without a GPU: whether it was called before."""
+        """Returns whether :meth:`facts` returns without waiting. Without a GPU, it does if it was called before."""
         event = None if self._fetched is None else self._fetched.event
         if self._facts is not None or event is None or self._together:
             return self._facts is not None
@@ -101,7 +101,7 @@ class Outcome:
                 raise LookupError("an outcome is read once")
             if self._fetched.event is not None:
                 self._fetched.event.synchronize()
-            read, self._read = self._read, None  # releases what the function refers to
+            read, self._read = self._read, None  # releases the objects to which the function refers
             self._facts = read(self._fetched.tensors["numbers"].tolist())
         return self._facts
 
@@ -138,7 +138,7 @@ class ScoredSteps:
                     return
 
     def settle(self) -> None:
-        """Returns when all logits are counted."""
+        """Waits until all logits are counted."""
         with self._lock:
             while self._under_way:
                 fetched = self._under_way.popleft()
@@ -151,7 +151,7 @@ class ScoredSteps:
 
 
 class Computed(Protocol):
-    """Loss and gradients of one batch, or of several micro-batches.
+    """The loss and gradients of one batch, or of several micro-batches.
 
     Attributes:
         vote: this half's vote on the step.
@@ -169,7 +169,7 @@ class Computed(Protocol):
         ...
 
     def apply(self, vote: Vote) -> Outcome:
-        """Moves the parameters by these gradients. A refused step moves neither parameters nor buffers.
+        """Updates the parameters by these gradients. A refused step changes neither parameters nor buffers.
 
         Args:
             vote: the vote of the sparse half.
@@ -178,33 +178,33 @@ class Computed(Protocol):
 
 
 class DenseHalf(SavedParameters, Protocol):
-    """Owns the parameters.
+    """The interface of a dense half.
 
     Attributes:
-        optimizer: the optimizer whose learning rate a schedule changes; None if there is none.
+        optimizer: the optimizer whose learning rate a schedule changes, or None if there is none.
     """
 
     optimizer: torch.optim.Optimizer | None
 
     def compute(self, batch: Batch, embeddings: Embeddings, *, last: bool = True) -> Computed:
-        """Runs forward pass, loss and backward pass. The embeddings collect their gradients.
+        """Runs forward pass, loss and backward pass. The tensors in ``embeddings`` collect their gradients.
 
         Args:
-            last: whether this is the last micro-batch of the batch. Trainers communicate about a step once, with its
-                last micro-batch. To the result for an earlier micro-batch, the next one must be added.
+            last: True if this is the last micro-batch of the batch. Trainers communicate once per step, with its last
+                micro-batch. If False, add the next micro-batch to the result (:meth:`Computed.add`).
         """
         ...
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
-        """Logits, float32[B, T], of the current parameters."""
+        """Returns logits, float32[B, T], by the current parameters."""
         ...
 
     def sync(self) -> None:
-        """Returns when everything that this trainer sent is applied and it has the newest parameters."""
+        """Waits until all gradients that this trainer sent are applied, and this trainer has the newest parameters."""
         ...
 
     def stats(self) -> Mapping[str, int]:
-        """Counts of this half: ``staleness_max``, the most steps between a gradient's parameters and its step."""
+        """Returns ``staleness_max``: the largest number of steps between a gradient's parameters and its step."""
         ...
 
     def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
@@ -222,21 +222,21 @@ class DenseSpec:
 
     Attributes:
         module: ``forward(numeric, embeddings) -> logits``.
-        optimizer: makes the optimizer of the module's parameters; a module without parameters has no optimizer.
-        precision: "bfloat16" computes the forward and backward pass under autocast; parameters, their gradients and
+        optimizer: creates the optimizer of the module's parameters. A module without parameters has no optimizer.
+        precision: "bfloat16" computes the forward and backward pass under autocast. Parameters, their gradients and
             the optimizer stay float32.
         forward: "int8" computes the forward pass of linear layers with 8-bit integers, in training and evaluation, on
             CPUs.
-        on_nonfinite: with "skip", trainers agree on every step before any trainer moves anything. With "stop", the run
-            ends at a refused step, and trainers may learn of the refusal later.
-        clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``); None disables clipping.
-        global_batch_norm: batch norm uses the moments of all trainers' examples of a step, not of each trainer alone.
-        compile: torch compiles forward and backward passes of training steps.
+        on_nonfinite: with "skip", trainers agree on every step before any trainer updates rows or parameters. With
+            "stop", the run ends at a refused step, and trainers may learn of the refusal later.
+        clip_norm: the largest norm of all dense gradients together (``clip_grad_norm_``). None disables clipping.
+        global_batch_norm: True if batch norm uses the moments of all trainers' examples, not of each trainer alone.
+        compile: True if torch compiles the forward and backward passes of training steps.
         stats: counts spans and bytes sent.
-        losses: the loss of each label, for models without a loss method; empty means bce for all labels.
+        losses: the loss of each label, for models without a loss method. Empty means bce for all labels.
         huber_delta: the error from which Huber's loss grows linearly.
-        scored: receives the logits of training steps; None if they are not needed.
-        deferred: the host learns the outcome of a step one step later. Needs ``on_nonfinite`` = "stop", because then
+        scored: receives the logits of training steps, or None if they are not needed.
+        deferred: True if the host learns the outcome of a step one step later. Needs ``on_nonfinite`` = "stop", so that
             the number of the next update does not depend on the outcome.
     """
 
@@ -256,5 +256,5 @@ class DenseSpec:
     deferred: bool = False
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """While entered, this thread's forward passes use the specified arithmetic."""
+        """Returns a context in which this thread's forward passes use the specified arithmetic."""
         return arithmetic(self.device, precision=self.precision, forward=self.forward)

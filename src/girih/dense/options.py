@@ -19,18 +19,18 @@ from girih.errors import ConfigError, WireError, nearest
 class Lamb(torch.optim.Optimizer):
     """LAMB with φ(z) = z: x ← x − lr · ‖x‖ / ‖u‖ · u, where u = m̂ / (√v̂ + eps) + weight_decay · x.
 
-    m̂ and v̂ are Adam's moments, bias-corrected. Each norm is over one parameter. If a norm is 0, the ratio is 1. For
-    example, the norm of a bias that starts at 0 is 0.
+    m̂ and v̂ are Adam's bias-corrected moments. Each norm is over one parameter. If a norm is 0, the ratio of the norms
+    is 1. Example: the norm of a bias that starts at 0 is 0.
 
     Args:
         params, lr, betas, eps, weight_decay: the same as in torch.optim.AdamW.
 
     Attributes:
-        whole_squares: turns squared norms of parts of parameters, float64[n, 2], into squared norms of the whole
-            parameters, for trainers that own parts; None if all parameters are whole.
+        whole_squares: a function for trainers that own parts of parameters, or None if all parameters are whole. It
+            converts squared norms of the parts, float64[n, 2], to squared norms of the whole parameters.
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: an option is out of range.
     """
 
     whole_squares: Callable[[Sequence[Tensor], Tensor], Tensor] | None = None
@@ -86,7 +86,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _squares(parameter: Tensor, update: Tensor) -> Tensor:
-    """Squared norms of both, float64[2]."""
+    """Returns the squared norms of the parameter and the update, float64[2]."""
     norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in (parameter, update)]
     return torch.stack(norms).square()
 
@@ -105,19 +105,19 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-FUSED = ("sgd", "adagrad", "adam", "adamw")  # torch has one fused kernel for the whole step
+FUSED = ("sgd", "adagrad", "adam", "adamw")  # for these, torch has one fused kernel for the whole step
 GRAPH_ONLY = ("capturable", "differentiable")
 
 
 def optimizer_factory(
     options: Mapping[str, object] | str, where: str = "[dense_optimizer]"
 ) -> OptimizerFactory:
-    """Returns a function that makes an optimizer from parameters, for options like ``{"name": "adam", "lr": 1e-3}``.
+    """Returns a function that creates an optimizer of parameters, for options like ``{"name": "adam", "lr": 1e-3}``.
 
     Options are the arguments of the class in ``torch.optim``, or of :class:`Lamb`.
 
     Raises:
-        ConfigError: an unknown name or option, or a value that the optimizer refuses.
+        ConfigError: the name or an option is unknown, or the optimizer refuses a value.
     """
     if isinstance(options, str):
         options = {"name": options}
@@ -149,12 +149,12 @@ def optimizer_factory(
 def _fused(
     cls: Callable[..., torch.optim.Optimizer], options: Mapping[str, object], parameters: Iterable[Parameter]
 ) -> torch.optim.Optimizer:
-    """Makes an optimizer with torch's fused kernel if possible.
+    """Creates an optimizer with torch's fused kernel if possible.
 
     By default, torch loops over the parameters on CPUs, and launches one operator after the other on any device.
     """
     parameters = list(parameters)
-    # older versions of torch have no fused Adagrad for GPUs
+    # Older versions of torch have no fused Adagrad for GPUs.
     on_gpu = cls is not torch.optim.Adagrad or _has_kernel("aten::_fused_adagrad_", "CUDA")
     devices = ("cpu", "cuda") if on_gpu else ("cpu",)
     if all(p.device.type in devices and p.dtype == torch.float32 for p in parameters):
@@ -183,10 +183,10 @@ def schedule_class(name: str, where: str) -> type[torch.optim.lr_scheduler.LRSch
 
 
 def spread_over(tensors: Iterable[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields each tensor with its part of ``flat``, which holds the numbers of all tensors in order.
+    """Yields each tensor with its part of ``flat``, which has the numbers of all tensors in order.
 
     Raises:
-        WireError: ``flat`` has too many or too few numbers; raised before the first tensor.
+        WireError: ``flat`` has too many or too few numbers. It is raised before the first tensor.
     """
     tensors, begin = list(tensors), 0
     if (expected := sum(tensor.numel() for tensor in tensors)) != flat.numel():

@@ -1,11 +1,11 @@
 """Exchanges partial results between trainers and returns their gradients (DES, Algorithm 1).
 
-Either each trainer gets the totals of all examples ("replicated": one AllReduce in the forward pass, nothing in the
-backward pass). Or each trainer gets the totals of its own examples ("split": a reduce-scatter in the forward pass, an
-all-gather of the gradients in the backward pass). Reduce-scatter is an AllToAll and a sum here, because gloo's
-reduce-scatter sends as many bytes as its AllReduce.
+There are two ways. "replicated": each trainer gets the totals of all examples, by one AllReduce in the forward pass.
+The backward pass needs no communication. "split": each trainer gets the totals of its share of the examples, by a
+reduce-scatter in the forward pass and an all-gather of the gradients in the backward pass. The reduce-scatter is
+implemented as an AllToAll and a sum, because gloo's reduce-scatter sends the same number of bytes as its AllReduce.
 
-Shapes: B examples, b of them this trainer's, W columns, w of them this trainer's, R trainers.
+Shapes: B examples, b of them in this trainer's share, W columns, w of them on this trainer, R trainers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Aggregation:
     """Exchange of partial results between trainers.
 
     Args:
-        half: partial results travel as bfloat16, and with "split" also their gradients. Sums are float32 in any case.
+        half: True sends partial results as bfloat16, and with "split" also their gradients. Sums are always float32.
         stats: counts time and bytes sent.
     """
 
@@ -40,10 +40,10 @@ class Aggregation:
         """Sums partial results, float32[B, W], over trainers: float32[B, W], or with ``split`` float32[b, W].
 
         Args:
-            polls_stop: whether requests to stop travel with the partial results. Needs float32, and no ``split``.
+            polls_stop: True sends requests to stop with the partial results. It needs float32, without ``split``.
         """
         num_examples = len(partial)
-        if split:  # each trainer only has the gradients of its share
+        if split:  # each trainer has only the gradients of its share
             return _crossed(partial, self._sum_share, lambda gradient: self._gather(gradient, num_examples))
         # each trainer has the whole gradient
         return _crossed(
@@ -78,15 +78,15 @@ class Aggregation:
         return _crossed(columns, there, back)
 
     def shares(self, num_examples: int) -> list[int]:
-        """The number of examples of each trainer, as in ``share_of``."""
+        """Returns the number of examples of each trainer, as in ``share_of``."""
         size = self.ranks.size
         return [(rank + 1) * num_examples // size - rank * num_examples // size for rank in range(size)]
 
     def _sum_all(self, values: Tensor, *, polls_stop: bool) -> Tensor:
-        """The sum over all trainers, on every trainer."""
+        """Returns the sum over all trainers, on every trainer."""
         if self.ranks.size == 1:
             return values
-        if self.dtype == torch.bfloat16:  # a ring would round at every step
+        if self.dtype == torch.bfloat16:  # a ring would round the sum at every step
             return self._gather(self._sum_share(values), len(values))
         stops = values.new_full((int(polls_stop),), self.ranks.stop_requested)
         joined = torch.cat([values.reshape(-1), stops])
@@ -115,7 +115,7 @@ class Aggregation:
         return self._exchange(sent, [share.numel()] * self.ranks.size, sizes).view(num_examples, width)
 
     def _exchange(self, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> Tensor:
-        """AllToAllv of float32 numbers. On the way they may be bfloat16."""
+        """AllToAllv of float32 numbers, which may be sent as bfloat16."""
         rank, itemsize = self.ranks.rank, self.dtype.itemsize
         if self.ranks.size == 1:
             return sent
@@ -131,7 +131,7 @@ class Aggregation:
 def _crossed(partial: Tensor, there: Way, back: Way) -> Tensor:
     """Sends a partial result ``there``, in a graph that sends its gradient ``back``.
 
-    Trainers that learn nothing from it need the graph too, because all take part in the backward communication.
+    Trainers without parameters to learn need the graph too, because all take part in the backward communication.
     """
     if torch.is_grad_enabled() and not partial.requires_grad:
         partial.requires_grad_()
@@ -158,11 +158,11 @@ Change = Callable[[ParameterSplit, Tensor], Tensor]
 
 
 class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
-    """Maps each sharded parameter of a module to the part that this trainer has.
+    """Maps each sharded parameter of a module to this trainer's part.
 
     Args:
         optimizer: the optimizer of the module's parameters. Each state of a parameter must have the size of the
-            parameter, or be one number.
+            parameter, or be a single number.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
         self._module, self._optimizer, self._ranks = module, optimizer, ranks
 
     def keep(self, parameter: nn.Parameter, split: ParameterSplit) -> None:
-        """Notes that only a part of a parameter is here now, and cuts its optimizer state to this part."""
+        """Records that this trainer has only a part of a parameter now, and cuts its optimizer state to this part."""
         self[parameter] = split
         if self._optimizer is not None and parameter in self._optimizer.state:
             self._optimizer.state[parameter] = _changed(
@@ -180,14 +180,14 @@ class ShardedParameters(dict[nn.Parameter, ParameterSplit]):
             )
 
     def whole(self, state: DenseState) -> DenseState:
-        """Makes a dense half's state whole: every parameter and its optimizer state.
+        """Returns a dense half's state in which all parameters and their optimizer state are whole.
 
-        All trainers must call this together.
+        All trainers must call this method together.
         """
         return self._with(state, self._joined)
 
     def part(self, state: DenseState) -> DenseState:
-        """The inverse of :meth:`whole`, for this trainer."""
+        """Returns this trainer's part of a whole state. The inverse of :meth:`whole`."""
         return self._with(state, ParameterSplit.part_of)
 
     def _with(self, state: DenseState, change: Change) -> DenseState:

@@ -1,6 +1,6 @@
-"""Arrays whose memory is reused when nothing refers to them any more.
+"""Arrays whose memory is reused as soon as nothing refers to the arrays any more.
 
-Fresh memory is slow. The system clears each page at its first access, and this takes longer than filling the page.
+New memory is slow. The system clears each page at its first access, which takes longer than filling the page.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from numpy.typing import DTypeLike, NDArray
 LINE_BYTES: Final = 64
 _STEPS = 8  # sizes between two powers of two
 _MOST_TOO_LARGE = 8
-_KEPT = 1.25  # times the largest memory in use at any time
+_KEPT = 1.25  # the most kept memory, as a multiple of the largest memory that was in use at any time
 
 
 class Take(Protocol):
-    """Returns an array to fill: :meth:`Buffers.take`, or a function that gives memory for sending."""
+    """A function that returns an array to fill: :meth:`Buffers.take`, or a function that returns memory for sending."""
 
     def __call__(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]: ...
 
 
 _Memory = tuple[int, memoryview]
-"""The number of this memory among all that were made, and its bytes."""
+"""A piece of memory: its number in the order of creation, and its bytes."""
 
 
 class Buffers:
-    """Gives out arrays. The memory of an array comes back when the array and all views of it are gone.
+    """A pool of memory for arrays. The pool reuses an array's memory when the array and all of its views are gone.
 
-    Any thread may take and drop arrays. The kept memory is at most 1.25 times the largest memory that was in use at
-    any time.
+    Any thread may take and drop arrays. The memory of the pool is at most 1.25 times the largest memory that was in use
+    at any time.
 
     Args:
-        least_bytes: smaller arrays come from the allocator.
+        least_bytes: arrays with fewer bytes are allocated by NumPy, without the pool.
     """
 
     def __init__(self, least_bytes: int = 1 << 16) -> None:
@@ -60,26 +60,25 @@ class Buffers:
             return _aligned(num_bytes).view(dtype).reshape(shape)
         size = _size_class(num_bytes)
         block = self._find(size) or self._make(size)
-        # views of an array over a memoryview refer to that array, not to the memory below it
+        # Views of an array over a memoryview refer to this array, not to the memoryview's memory.
         array = np.frombuffer(block[1], dtype, count)
         lent = _Lent(array, self._reclaim)
         lent.memory = block
         self._lent[id(lent)] = lent
         return array.reshape(shape)
 
-    # A last view may be dropped at any moment, also during these methods. So they take no lock. Each access to the
-    # lists is a single operation, which the interpreter does not interrupt.
+    # The last view of an array may be dropped at any moment, also during these methods. So they must not take a lock.
+    # Each access to the lists is a single operation, which the interpreter does not interrupt.
 
     def _reclaim(self, lent: _Lent) -> None:
         del self._lent[id(lent)]
         heappush(self._free[len(lent.memory[1])], lent.memory)
 
     def _find(self, size: int) -> _Memory | None:
-        """Returns the smallest free memory that is large enough and not far too large.
+        """Returns the smallest free memory that is large enough and not far too large, or None.
 
-        Prefers the memory that was made first.
-
-        So arrays that are taken and dropped repeatedly use the same memory, which is still in the cache.
+        Among memory of the same size, the memory that was created first is preferred. So arrays that are taken and
+        dropped repeatedly use the same memory, which is still in the cache.
         """
         for number in range(bisect_left(self._sizes, size), len(self._sizes)):
             if self._sizes[number] > _MOST_TOO_LARGE * size:
@@ -88,12 +87,12 @@ class Buffers:
             if free:
                 try:
                     return heappop(free)
-                except IndexError:  # another thread was faster
+                except IndexError:  # another thread has just taken this memory
                     pass
         return None
 
     def _make(self, size: int) -> _Memory:
-        """Makes new memory. Drops free memory that exceeds the limit."""
+        """Allocates new memory. Drops free memory that exceeds the limit."""
         if size not in self._free:
             self._free.setdefault(size, [])
             insort(self._sizes, size)

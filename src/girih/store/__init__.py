@@ -1,4 +1,4 @@
-"""One shard in one process. Rows are found by key, and are in flat arrays of one arena."""
+"""The store: one shard of the tables in one process. Rows are found by key, and are in flat arrays of one arena."""
 
 from girih.store.keys import Keys, RowUpdate
 from girih.store.memory.mapping import ArenaOptions, File, Heap, Shared, remove_arena

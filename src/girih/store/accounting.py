@@ -17,7 +17,7 @@ _ROW_ALIGNMENT, _NEIGHBOURS, _PLACE = 8, 8, 8
 
 
 def disk_bytes(description: Description) -> dict[str, int]:
-    """Bytes of one row in a snapshot's file, by column. ``description`` is the file's."""
+    """Bytes of one row in a snapshot's file, by column. ``description`` is the description in the file."""
     return {column.name: column.num_bytes for column in columns_of(description)}
 
 
@@ -44,20 +44,20 @@ def loaded_bytes(description: Description, num_rows: int) -> dict[str, int]:
 
 
 def held_bytes(values: Values) -> dict[str, dict[str, int]]:
-    """Bytes ``used`` and ``reserved`` by part: all memory of a shard except the memory of running calls.
+    """Bytes ``used`` and ``reserved`` of each part of a shard's memory, without the memory of running calls.
 
     The parts are the columns of live rows, and:
 
-    - ``free_rows``: rows that had a key and wait for another key.
+    - ``free_rows``: rows that lost their key and wait for another key.
     - ``unfilled``: memory claimed for future rows.
-    - ``next_index``: the index that replaces a growing index, up to now.
+    - ``next_index``: the part of the larger index that exists already, while the index grows.
     - ``header``: whole pages of the header, the description, and the ends and counters of tables.
-    - ``saving``: records that verbs keep during a save (the save's reader has more).
+    - ``saving``: old records that verbs keep during a save, without the memory of the save's reader.
     - ``scratch``: memory kept between calls.
-    - With tiers: ``slots`` hold the values of hot rows and of rows in transit, ``ssd_buffers`` hold data that waits
-      to be written, and ``gpu_slots`` are in GPU memory.
+    - With tiers: ``slots`` hold the values of hot rows and of rows in transit. ``ssd_buffers`` hold data that waits
+      to be written. ``gpu_slots`` are in GPU memory.
 
-    Private memory counts as used after its first access. The memory of Bloom filters counts as a whole.
+    Private memory counts as used after its first access. All memory of Bloom filters counts as used.
     """
     memory, tiers = values.memory, values.tier_bytes()
     arena, arrays = memory.arena, memory.arrays

@@ -1,10 +1,10 @@
-"""The changes of a shard since a moment: rows that were made or moved, and keys whose rows left.
+"""The changes of a shard since a moment: rows that were made or updated, and keys whose rows left.
 
 Kernels record changes: one bit per row, and a list of keys (:mod:`girih.kernels.cpu.saving`). The cost of reading
 them grows with the number of changes, plus 1/8 byte for each row that ever existed.
 
-A key may leave and come back any number of times. Only its state when changes are read counts. A key that has a row
-is among the changed rows, because each new row is recorded. A key without a row is among the keys that left.
+A key may lose its row and get a row again any number of times. Only its state when changes are read counts. A key that
+has a row is among the changed rows, because each new row is recorded. A key without a row is among the keys that left.
 
 Shapes: D rows that changed, G keys that left, W columns of a row that training sees, K rows at a time.
 """
@@ -28,13 +28,13 @@ _AT_ONCE = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Rows that changed, in their current state, and keys that no longer have a row.
+    """The current state of rows that changed, and the keys that no longer have a row.
 
     Attributes:
-        ids, tables: int64[D], int32[D]: the keys of the rows, each once.
-        rows: float32[D, W], or uint16[D, W], the bits of 16-bit floats: the columns that training sees, without
-            optimizer state.
-        left_ids, left_tables: int64[G], int32[G]: keys that have no row, each once.
+        ids, tables: int64[D], int32[D]: the keys of the rows. Each key occurs once.
+        rows: the columns that training sees, without optimizer state: float32[D, W], or the bits of 16-bit floats as
+            uint16[D, W].
+        left_ids, left_tables: int64[G], int32[G]: the keys that lost their rows. Each key occurs once.
     """
 
     ids: Longs
@@ -45,12 +45,12 @@ class Changes:
 
 
 def num_changed(values: Values) -> int:
-    """Returns the number of rows that changed. Some of them may have left."""
+    """Returns the number of row numbers that changed. Some of these rows may have left."""
     return int(np.bitwise_count(_bits(values)).sum())
 
 
 def too_many(values: Values) -> bool:
-    """Returns whether the records of changes are incomplete, or too many changes to hold in memory."""
+    """Returns whether the records of changes are incomplete, or the changes take too much memory."""
     lost = bool(values.memory.arrays.left[0, layout.LEFT_LOST])
     width = values.spec.dim * (4 if values.spec.dtype == "float32" else 2)
     return lost or num_changed(values) * (width + 12) > MOST_BYTES
@@ -87,7 +87,7 @@ def _set_bits(bits: NDArray[np.uint8]) -> Ints:
 
 
 def _left(values: Values) -> tuple[Longs, Ints]:
-    """Returns keys whose rows left and that have no row now, each once."""
+    """Returns the keys whose rows left and that have no row now. Each key occurs once."""
     arrays = values.memory.arrays
     noted = arrays.left[1 : 1 + int(arrays.left[0, layout.NUM_LEFT])]
     ids, tables = np.ascontiguousarray(noted[:, 0]), noted[:, 1].astype(np.int32)

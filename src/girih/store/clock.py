@@ -17,7 +17,7 @@ from girih.tables import TTL
 EPOCH_S = 1_577_836_800
 """Rows count seconds from 2020, so that they fit int32 until 2088."""
 NOTABLE_S = 60
-"""Clocks of hosts may differ by less than this without a note."""
+"""Clocks of two hosts may differ by less than this number of seconds without a note."""
 
 Clock = Callable[[], float]
 
@@ -34,15 +34,15 @@ steady_clock = clock_since(time.time() - time.monotonic())
 def refuse_expired(
     newest: Mapping[str, int], tables: Iterable[TableSpec], clock: Clock = steady_clock
 ) -> None:
-    """Refuses rows if a table would lose all of them at once.
+    """Refuses to load rows if all rows of a table would expire immediately.
 
-    This happens if the clock is wrong, or if training paused for longer than rows are kept.
+    This happens if the clock is wrong, or if training paused for longer than the table keeps unused rows.
 
     Args:
-        newest: table → second of the newest use of its rows, counted from :data:`EPOCH_S`.
+        newest: maps each table to the time of the last use of any of its rows, in seconds since :data:`EPOCH_S`.
 
     Raises:
-        CheckpointError: names the table, both times, and what to do in either case.
+        CheckpointError: all rows of a table would expire. The message names the table, both times and the fix.
     """
     now = int(clock()) - EPOCH_S
     for table in tables:
@@ -60,7 +60,10 @@ def refuse_expired(
 
 
 def notes_of_future(newest: Mapping[str, int], clock: Clock = steady_clock) -> list[str]:
-    """Notes about tables whose newest use is later than the clock. Their rows expire later by the difference."""
+    """Returns a note for each table with a row whose last use is later than the clock's time.
+
+    The rows of this table expire later by the difference.
+    """
     now = int(clock()) - EPOCH_S
     return [
         f"table {name!r}: its newest use, {_utc(used)}, is {used - now} s ahead of this host's clock, {_utc(now)}. Its rows expire"

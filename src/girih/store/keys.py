@@ -14,16 +14,16 @@ from girih.store.memory.pushes import Push
 from girih.store.spec import Floats, Ints, Longs
 
 ONCE: Ints = np.zeros(0, np.int32)
-"""Counts of keys if each occurs once."""
+"""The counts of keys that all occur once."""
 
 
 class Keys(NamedTuple):
-    """Keys of one group, each once.
+    """Unique keys of one group.
 
     Attributes:
         ids, tables: int64[U], int32[U].
-        counts: int32[U], how often each key occurs in the batch; :data:`ONCE` if all occur once.
-        rows: int32[U], hints from :meth:`Store.lookup` that save the search. Kernels check each hint against its key.
+        counts: int32[U], the number of times that each key occurs in the batch, or :data:`ONCE` if all occur once.
+        rows: int32[U], hints from :meth:`Store.lookup` that save the search. Kernels check each hint.
     """
 
     ids: Longs
@@ -32,7 +32,7 @@ class Keys(NamedTuple):
     rows: Ints | None = None
 
     def cut(self, part: slice) -> Keys:
-        """Returns some of the keys, without their counts and hints."""
+        """Returns a slice of the keys, without their counts and hints."""
         return Keys(self.ids[part], self.tables[part])
 
 
@@ -40,12 +40,12 @@ class RowUpdate(NamedTuple):
     """One optimizer step on the rows of keys.
 
     Attributes:
-        grads: float32[U, W], the sums over equal keys, all finite; with ``terms``, the rows of a matrix that kernels
-            sum.
-        step: from 1.
-        lr_scale: multiplies every learning rate.
-        terms: the sums that form the gradients; a kernel reads the matrix unchecked.
-        push: the name of the push, which may be sent again. A push moves each row once, even across processes.
+        grads: float32[U, W], the sums of gradients over equal keys, all finite. With ``terms``, a matrix whose rows
+            kernels sum.
+        step: the number of the training step, from 1.
+        lr_scale: a factor for every learning rate.
+        terms: the sums that form the gradients. Kernels read the matrix without checks.
+        push: the identity of the push. A push that is sent again updates each row only once, even across processes.
     """
 
     grads: Floats

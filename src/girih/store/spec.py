@@ -17,7 +17,7 @@ from girih.tables import Admission, Dtype, Eviction, Initializer
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Some columns of a row that one optimizer moves: the embedding, or the first-order weight."""
+    """Columns of a row that one optimizer updates: the embedding, or the first-order weight."""
 
     name: str
     dim: int
@@ -39,7 +39,7 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Tables of equal row layout that one store holds.
+    """Tables with the same row layout, which one store holds.
 
     A key is (table number, id). ``seed`` and the table's name decide initial values, so these do not depend on packing,
     order of arrival or number of shards. ``dim`` is W: the columns of a row that training sees, of all segments.
@@ -61,7 +61,7 @@ class GroupSpec:
 
 
 class SegmentDescription(TypedDict):
-    """A segment in a :class:`Description`; ``state`` has the name and width of each optimizer state."""
+    """A segment in a :class:`Description`. ``state`` has the name and width of each optimizer state."""
 
     name: str
     dim: int

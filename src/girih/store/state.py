@@ -44,9 +44,9 @@ class State(ABC):
         spec: its tables.
         layout: the layout of its rows, and their rules.
         memory: the arrays.
-        repaired: the result of a repair, if a process was killed while it changed this memory; else None.
-        pushes: the pushes that were applied or cut short; None if the shard records none.
-        noted: the values whose changes are recorded; None if changes are not recorded.
+        repaired: the result of a repair, or None. A repair runs if a process was killed while it changed this memory.
+        pushes: the pushes that were applied or cut short, or None if the shard does not record pushes.
+        noted: the values whose changes are recorded, or None if changes are not recorded.
     """
 
     spec: GroupSpec
@@ -66,11 +66,11 @@ class State(ABC):
 
     @abstractmethod
     def fetch(self, keys: Keys) -> None:
-        """Starts to bring in the rows of keys."""
+        """Starts to read the rows of keys from lower tiers."""
 
     @abstractmethod
     def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
-        """Moves rows by gradients."""
+        """Updates rows by gradients."""
 
     @abstractmethod
     def assign(self, keys: Keys, values: Floats) -> Ints:
@@ -89,11 +89,11 @@ class State(ABC):
         """Returns bytes ``used`` and ``reserved`` by part."""
 
     def peek_counters(self) -> dict[str, int]:
-        """Returns counts of keys that were peeked at without :class:`Store`; empty if there are none."""
+        """Returns counts of keys that groups peeked at without :class:`Store`. The dict is empty for host memory."""
         return {}
 
     def tier_counters(self) -> dict[str, int]:
-        """Returns counts of each tier's work; empty with a single tier."""
+        """Returns counts of each tier's work, or an empty dict with a single tier."""
         return {}
 
     @abstractmethod
@@ -105,7 +105,7 @@ class StoreCounts:
     """The contents of a store, and counts of its events.
 
     Attributes:
-        num_peeks, num_absent: keys that this process read with ``peek``, and how many of them had no row.
+        num_peeks, num_absent: the number of keys that this process read with ``peek``, and of those without a row.
     """
 
     state: State
@@ -114,25 +114,28 @@ class StoreCounts:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all tables."""
+        """The number of rows of all tables."""
         return self.state.memory.num_rows
 
     def num_rows_of(self, table: int) -> int:
-        """Rows of one table."""
+        """Returns the number of rows of one table."""
         return self.state.memory.num_rows_of(table)
 
     def rows_of_tables(self) -> list[int]:
-        """Rows of each table."""
+        """Returns the number of rows of each table."""
         return self.state.memory.rows_of_tables()
 
     @property
     def last_step(self) -> int:
-        """The largest step seen; 0 before the first step."""
+        """The largest step seen, or 0 before the first step."""
         return self.state.memory.last_step
 
     @property
     def repaired(self) -> Repaired | None:
-        """The result of a repair, if a process was killed while it changed the attached arena; else None."""
+        """The result of a repair, or None.
+
+        A repair runs if a process was killed while it changed the attached arena.
+        """
         return self.state.repaired
 
     def counters(self, table: int | None = None) -> dict[str, int]:
@@ -147,7 +150,7 @@ class StoreCounts:
         return self.state.memory.counters(table)
 
     def peek_counters(self) -> dict[str, int]:
-        """Returns ``peeks`` and ``absent``: keys that this process peeked at, and how many had no row.
+        """Returns ``peeks`` and ``absent``: the number of keys that this process peeked at, and of those without a row.
 
         The counts include groups on a GPU.
         """
@@ -156,7 +159,7 @@ class StoreCounts:
         return {name: count + others.get(name, 0) for name, count in of_process.items()}
 
     def tier_counters(self) -> dict[str, int]:
-        """Returns counts of the tiers' work; empty with a single tier.
+        """Returns counts of the tiers' reads and writes, or an empty dict with a single tier.
 
         ``dram_reads`` and ``ssd_reads`` count the rows that training read from each tier. ``ssd_bytes_read`` and
         ``ssd_bytes_written`` count bytes.
@@ -199,11 +202,11 @@ class ShardState(State):
         return self.values.peek(keys, out, addresses)
 
     def fetch(self, keys: Keys) -> None:
-        """Starts to bring in the rows of keys from tiers below."""
+        """Starts to read the rows of keys from lower tiers."""
         self.values.fetch(keys)
 
     def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
-        """Moves rows by gradients. A push that is sent again moves no row twice."""
+        """Updates rows by gradients. A push that is sent again does not update a row twice."""
         memory, push = self.memory, change.push
         with memory.changing(change.step):
             if push is None:
@@ -230,7 +233,7 @@ class ShardState(State):
         return held_bytes(self.values)
 
     def tier_counters(self) -> dict[str, int]:
-        """Returns counts of each tier's work; empty with a single tier."""
+        """Returns counts of each tier's work, or an empty dict with a single tier."""
         return self.values.counters()
 
     def close(self) -> None:

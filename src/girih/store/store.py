@@ -1,7 +1,7 @@
 """One shard of one group of tables, in one process.
 
-A store knows no rank, no network and no loss. Keys come in, rows go out, gradients come in. Only one thread may use a
-store at a time. Its kernels release the GIL, so that several shards run on several threads.
+A store returns the rows of keys, and updates rows by gradients. It does not depend on ranks, the network or the loss.
+Only one thread may use a store at a time. Its kernels release the GIL, so several shards can run on several threads.
 
 Shapes: U unique keys, W columns of a row that training sees, T tables, S segments.
 """
@@ -32,33 +32,33 @@ from girih.store.state import State, StoreCounts, open_state
 from girih.store.tiers.tiered_values import Tiers
 from girih.store.values import Values
 
-# comparing a dtype with a dtype is ten times faster than with a type
+# Comparing two dtypes is ten times faster than comparing a dtype with a type.
 _INT32, _INT64, _FLOAT32 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float32)
 
 
 class Store(StoreCounts):
     """The rows of one shard.
 
-    A key without a row reads its initial value, a pure function of the key, and its gradient is dropped. A table with
-    ``max_rows`` (divided by the number of shards, rounded up) refuses keys or evicts rows, as its eviction says. It
-    never evicts a row that the same call uses. Policies that count steps never evict a row that the same step uses.
+    A key without a row reads its initial value, which is a pure function of the key. The key's gradient is dropped. A
+    full table with ``max_rows`` refuses keys or evicts rows, depending on its eviction policy. The limit is divided by
+    the number of shards and rounded up. No table evicts a row that the same call uses. Policies that count steps never
+    evict a row that the same step uses.
 
     Args:
         spec: the tables and their rows.
-        shard, num_shards: the part of all keys that this store holds; the caller routes keys by :func:`shard_of`.
-        arena: where the arrays are; :class:`Heap` by default.
-        tiers: puts the values of most rows into a file below memory, with a heap arena only; None keeps all in the
-            arena.
-        gpu_tier: puts the values of some rows into GPU memory, with a heap arena only.
-        clock: seconds since 1970, for tables whose rows expire after some seconds. None takes the clock of the
+        shard, num_shards: the part of all keys that this store holds. The caller routes keys by :func:`shard_of`.
+        arena: the memory for the arrays, :class:`Heap` by default.
+        tiers: puts the values of most rows into a file. Needs a heap arena. None keeps all values in the arena.
+        gpu_tier: puts the values of some rows into GPU memory. Needs a heap arena.
+        clock: returns seconds since 1970, for tables whose rows expire after some seconds. None takes the clock of the
             process, or of the attached shared memory.
 
     Attributes:
-        num_peeks, num_absent: keys that this process read with :meth:`peek`, and how many of them had no row.
+        num_peeks, num_absent: the number of keys that this process read with :meth:`peek`, and of those without a row.
 
     Raises:
-        ConfigError: a spec that is not supported, or an arena of another layout.
-        StorageFullError: not enough memory to start.
+        ConfigError: the spec is not supported, or the arena has another layout.
+        StorageFullError: there is not enough memory to start.
     """
 
     def __init__(
@@ -77,20 +77,21 @@ class Store(StoreCounts):
         self.state = _open_state(spec, shard, num_shards, arena, clock, tiers, gpu_tier)
 
     def lookup(self, keys: Keys, step: int, out: Floats, addresses: Longs | None = None) -> Ints:
-        """Reads rows for training: marks them used, and makes rows for new keys that are admitted.
+        """Reads rows for training. Marks the rows as used, and makes rows for new keys that are admitted.
 
         Args:
-            step: from 1.
-            out: float32[U, W], contiguous, written.
-            addresses: int64[U], written: the address of each key's float32[W], valid until the next verb. Rows of 32
-                bits are then read in place, and ``out`` has only the other rows.
+            step: the number of the training step, from 1.
+            out: float32[U, W], contiguous, output.
+            addresses: int64[U], output: the address of each key's float32[W], valid until the next verb. With this
+                argument, float32 rows are not copied, and ``out`` has only the remaining rows.
 
         Returns:
-            int32[U]: row numbers, -1 for none; a hint for :meth:`apply_gradients`.
+            int32[U]: the row number of each key, or -1 if the key has no row. The numbers are hints for
+                :meth:`apply_gradients`.
 
         Raises:
-            ConfigError: arrays of other shapes or types, a table or step out of range.
-            StorageFullError: no memory for more rows. All keys before this point were served.
+            ConfigError: an array has a wrong shape or type, or a table number or the step is out of range.
+            StorageFullError: there is no memory for more rows. All keys before this point were served.
         """
         keys = self._checked(keys, step)
         _check_out(out, addresses, len(keys.ids), self._dim)
@@ -106,9 +107,9 @@ class Store(StoreCounts):
         return rows
 
     def fetch(self, keys: Keys) -> None:
-        """Starts to read, from tiers below memory, the rows of keys for the next :meth:`lookup`.
+        """Starts to read the rows of keys from tiers below memory, for the next :meth:`lookup`.
 
-        Changes no result. A thread other than that of the verbs may call it.
+        This call changes no result. It may run in another thread than the verbs.
         """
         self.state.fetch(self._checked(keys))
 
@@ -122,7 +123,7 @@ class Store(StoreCounts):
             The number of gradients that this call dropped.
 
         Raises:
-            ConfigError: a push to rows in several tiers, or on a GPU; see also
+            ConfigError: a push has a number, but the rows are in several tiers or on a GPU. See also
                 :meth:`girih.store.memory.pushes.Pushes.taking`.
         """
         keys = self._checked(keys, change.step)
@@ -152,13 +153,13 @@ class Store(StoreCounts):
                 self.state.pushes.clear()
 
     def assign(self, keys: Keys, values: Floats) -> None:
-        """Sets the rows of keys to ``values``, float32[U, W]. Makes missing rows without asking for admission.
+        """Sets the rows of keys to ``values``, float32[U, W]. Makes missing rows without an admission check.
 
-        Optimizer state stays (FTRL's z is adapted to the new weight). The call counts as a use and a change, in the
-        step after the last step seen.
+        The optimizer state stays, but FTRL's z is adapted to the new weight. The call counts as a use and a change of
+        the rows in the step after the last step seen.
 
         Raises:
-            ConfigError: a table is full and none of its rows may leave; all other keys are assigned.
+            ConfigError: a table is full and none of its rows may leave. All other keys are assigned.
         """
         keys = self._checked(keys)
         rows = self.state.assign(keys, _matrix("values", values, len(keys.ids), self._dim))
@@ -171,11 +172,11 @@ class Store(StoreCounts):
             )
 
     def snapshot(self, directory: str | os.PathLike[str] | None = None) -> LiveSnapshot:
-        """Returns the whole state as it is now. Another thread can read it while verbs run. The caller must close it.
+        """Returns a snapshot of the current state, which another thread can read while verbs run. The caller closes it.
 
         The time to take a snapshot does not grow with the number of rows. Until the snapshot is read, verbs copy rows
-        before they change them, in bounded memory. Copies that do not fit go to a file without a name in
-        ``directory``.
+        before they change them. The memory for these copies is limited. Copies that do not fit are written to a file
+        without a name in ``directory``.
 
         Raises:
             ConfigError: an earlier snapshot is not closed.
@@ -189,7 +190,7 @@ class Store(StoreCounts):
             since: a name for this moment.
 
         Raises:
-            ConfigError: rows are in GPU memory, where changes are not recorded.
+            ConfigError: the rows are in GPU memory. Changes are recorded only for rows in host memory.
         """
         memory = self._noted().memory
         with memory.lock:
@@ -198,7 +199,7 @@ class Store(StoreCounts):
     def knows_changes(self, since: int) -> bool:
         """Returns whether :meth:`changes_since` knows the changes since that moment.
 
-        False if
+        The result is False if
 
         - recording began at another moment,
         - all rows were replaced since,
@@ -209,7 +210,7 @@ class Store(StoreCounts):
         return values.memory.noted_since == since and not too_many(values)
 
     def changes_since(self, since: int) -> Changes:
-        """Copies the changes since that moment. The time grows with their size.
+        """Copies the changes since that moment. The time grows with the size of the changes.
 
         Raises:
             ConfigError: the changes are not known; see :meth:`knows_changes`.
@@ -232,16 +233,16 @@ class Store(StoreCounts):
         """Replaces all rows by the rows that snapshots have for this shard.
 
         Args:
-            sources: snapshots or their files, of any number of shards. If a key is in several, the last counts. Keys
-                of other shards by :func:`shard_of` are skipped.
-            optimizer_state: False loads only the embeddings, and the optimizer state starts from its initial values.
-            elsewhere: tables of the sources that other stores hold and this call skips; any other unknown table is
-                refused.
+            sources: snapshots or their files, of any number of shards. If several sources have a key, the last source
+                counts. Keys of other shards by :func:`shard_of` are skipped.
+            optimizer_state: False loads only the embeddings. The optimizer state then starts from its initial values.
+            elsewhere: tables of the sources that other stores hold. This call skips them, and refuses all other
+                unknown tables.
 
         Raises:
-            CheckpointError: a damaged file, or tables, dims, dtypes or optimizers that do not match. The store is
+            CheckpointError: a file is damaged, or tables, dims, dtypes or optimizers do not match. The store is
                 unchanged.
-            StorageFullError: no memory; the store holds a part.
+            StorageFullError: there is no memory for all rows. The store holds a part of the rows.
         """
         self.state.memory.check_open()
         if self.state.memory.saving is not None:
@@ -250,17 +251,17 @@ class Store(StoreCounts):
         self.state.replace(lambda values: restore(values, sources, optimizer_state))
 
     def inherit(self, sources: Sequence[RowSource]) -> None:
-        """Replaces all rows by the matching part of an earlier run's rows, with which a new run starts.
+        """Replaces all rows by the matching columns of an earlier run's rows, as the start of a new run.
 
-        :func:`~girih.store.snapshot.inherit.fit_of` decides which rows match.
+        :func:`~girih.store.snapshot.inherit.fit_of` decides which columns match.
 
         Args:
             sources: snapshots or their files, of any number of shards. Sources with other columns, and unknown
                 tables, are skipped.
 
         Raises:
-            CheckpointError: a damaged file; the store is unchanged. StorageFullError: no memory; the store holds a
-                part.
+            CheckpointError: a file is damaged. The store is unchanged.
+            StorageFullError: there is no memory for all rows. The store holds a part of the rows.
         """
         self.state.memory.check_open()
         for source in sources:
@@ -273,12 +274,12 @@ class Store(StoreCounts):
         """Makes the checks of :meth:`restore`, but replaces nothing.
 
         Raises:
-            CheckpointError: the same as in :meth:`restore`.
+            CheckpointError: for the same reasons as in :meth:`restore`.
         """
         check_sources(self.state.layout.description, sources, optimizer_state, frozenset(elsewhere))
 
     def close(self) -> None:
-        """Releases the arena. Shared memory and files can be attached again. Rows of a heap arena are lost."""
+        """Releases the arena. Shared memory and files can be attached again later. Rows of a heap arena are lost."""
         self.state.close()
 
     def __enter__(self) -> Store:
@@ -320,7 +321,7 @@ class Store(StoreCounts):
         return self.state.noted
 
     def _pushes(self, push: Push) -> Pushes:
-        """Returns the record of pushes, if this store can number them."""
+        """Returns the record of pushes. Raises ConfigError if this store cannot record them."""
         if self.state.pushes is None:
             raise ConfigError(
                 f"push {push.number}: only rows in a single host memory record pushes; use a shared or file arena"

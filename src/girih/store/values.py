@@ -1,8 +1,8 @@
 """The values of a shard's rows.
 
-:class:`Values` are in the rows themselves. :class:`girih.store.tiers.tiered_values.TieredValues` keeps them in
-several tiers. An upper tier, for example GPU memory, takes rows from these classes and gives them back: ``forget``,
-``choose``, ``copy``, ``put``.
+:class:`Values` keeps the values in the rows themselves. :class:`girih.store.tiers.tiered_values.TieredValues` keeps
+them in several tiers. A tier above, for example GPU memory, takes rows from these classes and gives them back by the
+methods ``forget``, ``choose``, ``copy`` and ``put``.
 
 Call methods only while the shard's arrays may change (``ShardMemory.changing``). ``peek`` and ``fetch`` are exceptions:
 call them outside.
@@ -28,17 +28,18 @@ from girih.store.rows.row_table import ReadTarget, RowTable
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 LoadedColumn: TypeAlias = tuple[int, NDArray[Any]]
-"""A column: its first byte in a row, and its contents, [K, width]."""
+"""A column that is loaded: its first byte in a row, and its contents, [K, width]."""
 
 
 class FrozenValues:
-    """Values as they were when a snapshot began. :meth:`Values.freeze` makes them."""
+    """The values at the moment when a snapshot began. :meth:`Values.freeze` returns this object."""
 
     def whole(self, records: Ints, live: Ints) -> tuple[Ints, Ints]:
-        """Returns records with their values, int32[·, V], and the indices of the live records in them.
+        """Returns records with their values, int32[·, V], and the indices of the live records in this result.
 
         Args:
-            records: int32[K, ·], as memory had them when the snapshot began. live: the records that are wanted.
+            records: int32[K, ·], the content of memory when the snapshot began.
+            live: the indices of the requested records.
         """
         return records, live
 
@@ -51,10 +52,10 @@ class Values:
 
     Attributes:
         spec: the tables.
-        layout: the layout of whole rows, and their rules.
+        layout: the layout of whole rows, and the rules of the tables.
         memory: the arrays, on one arena.
         rows: the keys that have rows.
-        in_place: whether values are in ``memory``, where a repair finds them.
+        in_place: True if values are in ``memory``, so that a repair finds them.
     """
 
     in_place = True
@@ -71,10 +72,10 @@ class Values:
         return self.rows.peek(keys, out, addresses)
 
     def fetch(self, keys: Keys) -> None:
-        """Starts to bring in the rows of keys; see :meth:`Store.fetch`."""
+        """Starts to read the rows of keys from a lower tier; see :meth:`Store.fetch`."""
 
     def move(self, keys: Keys, change: RowUpdate, done: int = 0) -> int:
-        """Moves rows by gradients, except the first ``done`` keys; see :meth:`Store.apply_gradients`."""
+        """Updates rows by gradients, except the first ``done`` keys; see :meth:`Store.apply_gradients`."""
         step, terms, kernel, dropped = change.step, change.terms, self.layout.kernel, 0
         rows = self.find(keys) if keys.rows is None else keys.rows
         hyper, grads = hyper_rows(self.spec, change.lr_scale, step), sealed(change.grads)
@@ -98,46 +99,46 @@ class Values:
         return rows
 
     def find(self, keys: Keys) -> Ints:
-        """Returns the rows of keys, int32[U], -1 for none."""
+        """Returns the row number of each key, int32[U], or -1 if the key has no row."""
         rows = np.empty(len(keys.ids), np.int32)
         index.find_all(self.memory.arrays, keys.ids, keys.tables, rows)
         return rows
 
     def make(self, keys: Keys, now: Longs, step: int) -> Ints:
-        """Finds the rows of keys, or makes them without asking for admission."""
+        """Finds the rows of keys. Makes missing rows, without an admission check."""
         out = np.empty((len(keys.ids), self.spec.dim), np.float32)
         return self.rows.read(keys, now, step, ReadTarget(out), forced=True)
 
     def parts(self, num_keys: int, first: int = 0) -> Iterable[slice]:
-        """Yields the keys of a verb from ``first`` on, in parts that are processed together."""
+        """Splits the keys of a verb, starting at ``first``, into parts that are processed together."""
         return self.memory.stretches(num_keys, 1, first)
 
     def reach(self, keys: Keys, rows: Ints, step: int) -> tuple[Shard, Ints]:
-        """Returns the arrays that kernels change at ``step`` for keys of one part, and hints at their rows.
+        """Returns the arrays that kernels change at ``step`` for the keys of one part, and a hint for each key.
 
-        The hints, int32[U], are row numbers in these arrays.
+        The hints, int32[U], are row numbers in these arrays. Kernels check them.
         """
         return self.memory.arrays, rows
 
     def forget(self, known: Ints, rows: Ints) -> None:
-        """Drops the values that earlier keys left under these row numbers.
+        """Drops the values that earlier keys left under the numbers of new rows.
 
-        Called when keys got rows: ``known`` is -1 for these.
+        Called after new rows were made. ``known`` is -1 for keys with a new row.
         """
 
     def choose(self, step: int) -> None:
-        """Chooses the values that stay in memory, if it is time."""
+        """Chooses the rows whose values stay in memory, if the interval between two choices has passed."""
 
     def copy(self, rows: Ints, out: Ints, *, reads: bool) -> None:
         """Copies rows, int32[K], without their meta.
 
         Args:
-            out: int32[K, V - 8], written. reads: whether training reads these rows, for counters.
+            out: int32[K, V - 8], output. reads: True if training reads these rows, for counters.
         """
         device_slots.copy_values(self.memory.arrays, rows, out)
 
     def put(self, rows: Ints, values: Ints) -> None:
-        """Writes ``values``, int32[K, V - 8], to rows, int32[K], that have keys. Leaves their meta alone."""
+        """Writes ``values``, int32[K, V - 8], to rows, int32[K], that have keys. Does not change their meta."""
         for part in self.memory.stretches(len(rows), 1):
             device_slots.put_values(self.memory.arrays, rows[part], values[part])
 
@@ -149,10 +150,10 @@ class Values:
         begins: bool,
         states: Sequence[LoadedColumn] = (),
     ) -> None:
-        """Writes the values of rows, int32[K], whose meta is loaded already.
+        """Writes the values of rows, int32[K]. The meta of these rows is loaded already.
 
         Args:
-            begins: True starts the optimizer state from its initial values; False loads it too.
+            begins: True starts the optimizer state from its initial values. False loads the optimizer state too.
             states: columns of optimizer state that are loaded even if ``begins``.
         """
         self._fill(self.memory.arrays, rows, columns, states, begins=begins)
@@ -162,15 +163,15 @@ class Values:
         self.memory.clear()
 
     def freeze(self) -> FrozenValues:
-        """Keeps values as they are now for a snapshot. The caller holds the lock."""
+        """Preserves the current values for a snapshot. The caller holds the lock."""
         return FrozenValues()
 
     def counters(self) -> dict[str, int]:
-        """Returns counts of each tier's work; empty with a single tier."""
+        """Returns counts of the reads and writes of each tier, or an empty dict with a single tier."""
         return {}
 
     def tier_bytes(self) -> dict[str, tuple[int, int]]:
-        """Returns the bytes of memory, used and reserved, that tiers take by part; empty with a single tier."""
+        """Returns the bytes, used and reserved, of each part of the tiers' memory, or an empty dict."""
         return {}
 
     def close(self) -> None:

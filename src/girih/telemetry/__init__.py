@@ -1,1 +1,1 @@
-"""Observation of a process: statistics, busy time, its status file, metrics for Prometheus, its log."""
+"""Telemetry of a process: statistics, busy time, the status file, metrics for Prometheus, and the log."""

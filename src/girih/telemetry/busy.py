@@ -1,8 +1,8 @@
 """The time in which a process works. ``girih status``, Prometheus and the autoscaler use it.
 
 A process is *busy* while it works. It is not busy while it waits for another process: for an answer, for a request,
-for space at the receiver of its output, or for the other members of a collective. A wait for its own threads, its
-disk, its GPU or a core counts as work. All times are wall-clock times, not CPU times (decision 67).
+for space at the receiver of its output, or for other members of a collective. A wait for a thread of the process, for
+the disk, for the GPU or for a core counts as work. All times are wall-clock times, not CPU times (decision 67).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _LOCK = threading.RLock()
-"""Held while the seconds of any :class:`Busy` are counted, because one :class:`Busy` may count the work of another.
+"""The lock for the seconds of all :class:`Busy` objects, because one :class:`Busy` may count the work of another.
 
-It is reentrant: a garbage collection during the count may end another wait.
+It is reentrant, because a garbage collection while it is held may end another wait.
 """
 
 
@@ -31,29 +31,29 @@ _OWN = _ThreadState()
 
 
 class Busy:
-    """Seconds in which some threads work: all threads of a process, or a helper of one thread. Thread-safe.
+    """Counts the seconds in which some threads work: all threads of a process, or helper threads. Thread-safe.
 
-    A moment counts once, even if several threads work in it.
+    A moment in which several threads work counts once.
     """
 
     def __init__(self) -> None:
         self._working = 0.0  # the sum of shares of the threads that work now
         self._counted_s, self._since_s = 0.0, time.perf_counter()
-        self._waiting: list[tuple[Busy, float]] = []  # others that count this one's work, with shares
+        self._waiting: list[tuple[Busy, float]] = []  # objects that also count this work, with shares
 
     def seconds(self) -> float:
-        """Seconds so far, including work under way. The value never decreases."""
+        """Returns the seconds so far, including work in progress. The value never decreases."""
         with _LOCK:
             self._change(0.0)
             return self._counted_s
 
     @contextmanager
     def working(self, share: float = 1.0) -> Iterator[None]:
-        """Counts the body as work of this thread, except the parts within :func:`waiting`.
+        """Counts the body of a ``with`` statement as work of this thread, except the parts within :func:`waiting`.
 
         Args:
-            share: the weight of this thread's time. If several threads do the same work in parallel: 1 divided by
-                their number.
+            share: the weight of this thread's time. If several threads do the same work in parallel, use 1 divided by
+                the number of these threads.
         """
         before = _OWN.spell
         self._add(share)
@@ -93,10 +93,10 @@ class Busy:
 
 @contextmanager
 def waiting(helper: Busy | None = None) -> Iterator[None]:
-    """Counts the body as waiting for another process, if this thread is within :meth:`Busy.working`.
+    """Counts the body of a ``with`` statement as a wait for another process, within :meth:`Busy.working`.
 
     Args:
-        helper: threads of this process that the body waits for; their work during the wait still counts.
+        helper: the threads of this process for which the body waits. Their work during the wait still counts.
     """
     spell = _OWN.spell
     if spell is None:
@@ -122,7 +122,7 @@ def awaited(future: Future[T], helper: Busy | None = None) -> T:
 
 @contextmanager
 def holding(lock: threading.Lock) -> Iterator[None]:
-    """Holds a lock whose owner may wait for another process. Until it is free, this thread is :func:`waiting`."""
+    """Holds a lock whose owner may wait for another process. Until the lock is free, this thread is :func:`waiting`."""
     with waiting():
         lock.acquire()
     try:

@@ -1,4 +1,4 @@
-"""The log of a process that girih started: a line of JSON for each record, on standard error and in the run directory.
+"""The log of a process: a line of JSON for each record, on standard error and in the run directory.
 
 Only processes that girih starts have this log. In a user's own process, the user's logging receives the records.
 """
@@ -55,10 +55,10 @@ def is_line(text: str) -> bool:
 
 @contextmanager
 def logging_as(who: ProcessId, place: StatusTarget, *, on_stderr: bool) -> Iterator[None]:
-    """Keeps the log of this process: records of girih from level "info", in the run directory if there is one.
+    """Writes the log of this process: records of girih from level "info", in the run directory if there is one.
 
     Args:
-        on_stderr: whether the log also goes to standard error. False if this is the user's terminal.
+        on_stderr: True if the log is also written to standard error. Use False if it is the user's terminal.
     """
     logger, handlers = logging.getLogger("girih"), list[logging.Handler]()
     if on_stderr:

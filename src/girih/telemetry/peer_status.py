@@ -1,4 +1,4 @@
-"""The other processes of a run, for the log of the trainer that writes. Their status files are up to a second old."""
+"""The status of a run's other processes, for the training log. Status files are up to a second old."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class PeerStatus:
     """The status of all other processes of a run.
 
     Args:
-        this_process: this process, which is left out.
-        unsynchronized: returns whether trainers step independently.
+        this_process: this process, which is not included.
+        unsynchronized: returns whether trainers run at their own pace.
     """
 
     def __init__(self, run: Path, this_process: ProcessId, unsynchronized: Callable[[], bool]) -> None:
@@ -30,7 +30,7 @@ class PeerStatus:
         self._counted: dict[str, Counter[int]] = {}
 
     def resident_bytes(self) -> int:
-        """Returns the memory of the other processes."""
+        """Returns the memory of all other processes in bytes."""
         return sum(shown.now["rss_bytes"] for shown in self._known())
 
     def staleness(self) -> Counter[int]:
@@ -48,8 +48,8 @@ class PeerStatus:
     def samples_per_s(self, local_rate: float | None) -> float | None:
         """Returns the rate of all trainers.
 
-        If trainers step together, this is ``local_rate``. Otherwise, a trainer with an unknown rate counts with
-        ``local_rate``.
+        If trainers make each step together, the rate is ``local_rate``. Otherwise the rates are added, and a trainer
+        with an unknown rate counts with ``local_rate``.
         """
         if local_rate is None or not self._unsynchronized():
             return local_rate
@@ -73,16 +73,16 @@ class PeerStatus:
 
 
 BOTTLENECK: Final = 0.6
-"""The smallest busy share of a bottleneck. If no process reaches it, processes wait for each other in turn."""
+"""The smallest busy share of a bottleneck. If no process reaches it, processes alternately wait for each other."""
 SPARE_CORES: Final = 0.5
-"""A host with fewer spare cores than this is full: one more process would slow down the others."""
+"""A host with fewer free cores than this is full, because one more process would slow down all processes."""
 
 
 def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[str, float]:
-    """Maps each role to the busy share of its busiest process. Empty if a process has not reported.
+    """Returns the busy share of the busiest process of each role, or an empty dict if a process has not reported.
 
     Args:
-        counts: role → number of processes.
+        counts: the number of processes of each role.
     """
     shares, now = dict[str, list[float]](), time.time()
     for each in shown:
@@ -95,7 +95,7 @@ def busy_of(shown: Iterable[ProcessStatus], counts: Mapping[str, int]) -> dict[s
 
 
 def cores_used(shown: Iterable[ProcessStatus]) -> float:
-    """Returns the number of cores that processes use on this host."""
+    """Returns the number of cores that the processes use on this host."""
     this_host = socket.gethostname()
     return sum(each.cpu_cores or 0.0 for each in shown if each.host == this_host)
 

@@ -1,4 +1,4 @@
-"""The metrics of a process: their names, and their values in a reading. Imports nothing of Prometheus at load time."""
+"""The Prometheus metrics of a process: their names and their values. Imports the Prometheus package only if needed."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Metric:
     """One metric. Every sample also has the labels ``role``, ``index``, ``incarnation`` and ``run``.
 
     Attributes:
-        name: the name in Prometheus; for a histogram, without ``_bucket``, ``_sum`` and ``_count``.
-        source: ``GROUP.KEY`` of its value in :func:`values_of`.
-        label: the label that distinguishes the samples, if there are several. The value is then a mapping from label
-            values.
+        name: the name in Prometheus. For a histogram, without ``_bucket``, ``_sum`` and ``_count``.
+        source: ``GROUP.KEY``, the place of the metric's value in the result of :func:`values_of`.
+        label: the label that distinguishes the samples, if there are several. The value is then a mapping by this
+            label.
     """
 
     name: str
@@ -96,7 +96,7 @@ def values_of(process: Mapping[str, float], stats: Mapping[str, Any]) -> Mapping
     """Maps group and key to the value of a metric: a number, a :class:`Histogram`, or a mapping of these by label.
 
     Args:
-        process: numbers of the system.
+        process: the numbers of this process that the system reports.
         stats: the result of :meth:`girih.telemetry.stats.Stats.reading`.
     """
     live, counters, store = stats["live"], stats["counters"], stats["live"].get("store", {})
@@ -133,13 +133,13 @@ MOST_PORTS = 1000
 
 
 class Endpoint:
-    """A server of this process's metrics. It serves until it is closed.
+    """A server for this process's metrics. It serves until it is closed.
 
     Attributes:
         address: ``HOST:PORT``.
 
     Raises:
-        ConfigError: prometheus-client is missing, or no port is free.
+        ConfigError: the package prometheus-client is not installed, or no port is free.
     """
 
     def __init__(self, who: ProcessId, place: StatusTarget, stats: Stats) -> None:

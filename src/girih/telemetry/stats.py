@@ -1,4 +1,4 @@
-"""Statistics of one process: counters, gauges, histograms and spans. One verb reads them."""
+"""Statistics of one process: counters, gauges, histograms and spans. Other processes read them by one verb."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from girih.telemetry.busy import Busy
 T = TypeVar("T")
 LiveNumber = float | Mapping[str, float]
 StatsSource = Callable[[], Mapping[str, LiveNumber]]
-"""Returns numbers by name, or by kind and name. They are plain numbers, because other threads read them."""
+"""A function that returns plain numbers by name, or by kind and name. Other threads call it."""
 WIRE = "wire."
-"""Prefix of counters of bytes sent, by kind."""
+"""The prefix of counters of sent bytes, by kind."""
 UPDATES_SINCE_READ = "updates since read"
-"""Histogram of an embedding server: for each batch, the updates between the read of its rows and its own update."""
+"""A histogram of an embedding server: for each batch, the updates between the read of its rows and its own update."""
 DENSE_STALENESS = "dense staleness"
-"""Histogram of a process with dense parameters: for each write, other nets' writes since its net began to read."""
+"""A histogram of a process with dense parameters: for each write, other nets' writes since its net began to read."""
 ASKED_KEYS, SERVED_ROWS = "asked_keys", "served_rows"
-"""Counters of a trainer that holds rows, in training steps.
+"""Counters of a trainer with rows, in training steps.
 
-They count the keys that all trainers asked for, and the same keys without repeats within a step.
+They count the keys that all trainers requested from it, and the same keys without repetitions within a step.
 """
 PACED_KEYS = "paced_keys"
-"""Counter, the same on all trainers: per step, the most keys requested from a trainer, times the number of trainers."""
+"""A counter with the same value on all trainers.
+
+Each step adds the largest number of keys requested from a trainer, times the number of trainers.
+"""
 COMPILE = "compile"
 """The phase in which torch compiles the dense half. It is part of steps, but no rate counts it."""
 EXCHANGE_NS = "exchange_ns"
-"""Counter of a trainer: nanoseconds that its training steps spend in exchanges with the other trainers."""
+"""A counter of a trainer: the nanoseconds of its training steps in exchanges with other trainers."""
 STALENESS = "staleness"
-"""Histogram of batch staleness, of a trainer."""
+"""A histogram of a trainer: the staleness of batches."""
 BOUNDS_S = (
     1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
 )  # fmt: skip
@@ -54,11 +57,11 @@ class Stats:
     """Statistics of one process. Any thread may add spans and bytes. Each other number needs one thread, or a lock.
 
     Attributes:
-        counters: name → a count, or a number of bytes; ``wire.<kind>`` for bytes sent.
-        gauges: name → the latest value.
-        histograms: name → value → count.
-        spans: timed phases.
-        requests: verb → the time from the arrival of requests to the replies.
+        counters: counts and numbers of bytes, by name. ``wire.<kind>`` has the sent bytes.
+        gauges: the latest values, by name.
+        histograms: the count of each value, by name.
+        spans: the timed phases.
+        requests: the times from the arrival of requests to the replies, by verb.
         busy: the time in which the process worked.
     """
 
@@ -78,22 +81,21 @@ class Stats:
         return Stats, ()
 
     def watch(self, source: StatsSource) -> None:
-        """Adds a source of numbers to :meth:`reading` until :meth:`unwatch`. Another thread calls it."""
+        """Adds a source of numbers to :meth:`reading` until :meth:`unwatch`. Other threads call the source."""
         with self._reading:
             self._sources.append(source)
 
     def unwatch(self) -> None:
-        """Removes the sources. Returns when no source is being read, so that their data may be released."""
+        """Removes the sources. Waits until no source is being read, so that their data may be released."""
         with self._reading:
             self._sources.clear()
 
     def reading(self) -> dict[str, object]:
-        """The current numbers, as plain values for JSON. Any thread may call it while other threads count.
+        """Returns the current numbers, as plain values for JSON. Any thread may call it while other threads count.
 
         Returns:
             ``counters``, ``histograms``, ``phases`` and ``requests`` (see :meth:`Spans.read`), ``busy_s``, and
-            ``live``: the numbers of
-            the sources. If several sources have the same name, their sum.
+            ``live``. ``live`` has the numbers of the sources. Numbers of several sources with the same name are added.
         """
         live: dict[str, LiveNumber] = {}
         with self._reading:
@@ -110,16 +112,16 @@ class Stats:
         }
 
     def sent(self, kind: str, num_bytes: int) -> None:
-        """Counts bytes that this process sent to others. Thread-safe."""
+        """Counts bytes that this process sent to other processes. Thread-safe."""
         with self._adding:
             self.counters[WIRE + kind] += num_bytes
 
     def wire_bytes(self) -> dict[str, int]:
-        """Bytes that this process sent, by kind."""
+        """Returns the bytes that this process sent, by kind."""
         return wire_bytes(self.counters)
 
     def snapshot(self, *, spans: bool = True) -> StatsSnapshot:
-        """Everything, as plain values for JSON. ``spans`` includes the timeline, which may be large."""
+        """Returns all statistics as plain values for JSON. ``spans`` includes the timeline, which may be large."""
         return {
             "counters": dict(self.counters),
             "gauges": dict(self.gauges),
@@ -128,13 +130,13 @@ class Stats:
         }
 
     def _plain_histograms(self) -> dict[str, dict[str, int]]:
-        # copying a dict is one operation that no other thread interrupts
+        # Copying a dict is one operation, which no other thread interrupts.
         histograms = {name: dict(self.histograms[name]) for name in list(self.histograms)}
         return {name: {str(v): n for v, n in each.items()} for name, each in histograms.items()}
 
 
 def wire_bytes(counters: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by kind, from counters."""
+    """Returns the sent bytes by kind, from counters."""
     return {name.removeprefix(WIRE): n for name, n in counters.items() if name.startswith(WIRE)}
 
 
@@ -150,7 +152,7 @@ class Spans:
     The first ``max_events`` spans with a known start form a timeline.
 
     Attributes:
-        totals_s: name → total seconds.
+        totals_s: the total seconds of each name.
     """
 
     def __init__(self, max_events: int = 4000) -> None:
@@ -162,7 +164,7 @@ class Spans:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Times the body."""
+        """Measures the duration of the body of a ``with`` statement."""
         start = time.perf_counter()
         try:
             yield
@@ -181,16 +183,19 @@ class Spans:
             self._events.append((name, start, seconds))
 
     def read(self) -> dict[str, dict[str, object]]:
-        """Name → ``counts`` of the buckets of ``BOUNDS_S`` and the last bucket, and ``sum_s``."""
+        """Returns by name the ``counts`` of the buckets of ``BOUNDS_S`` and of the last bucket, and ``sum_s``."""
         with self._adding:
             return {n: {"counts": list(c), "sum_s": self.totals_s[n]} for n, c in self._counts.items()}
 
     def events(self) -> list[tuple[str, float, float]]:
-        """(name, start, seconds). The start is from ``time.perf_counter``, which the processes of a machine share."""
+        """Returns (name, start, seconds) of each span in the timeline.
+
+        The start is from ``time.perf_counter``, which the processes of a machine share.
+        """
         return list(self._events)
 
     def timed(self, name: str, items: Iterator[T]) -> Iterator[T]:
-        """Yields the items and times how long each takes to arrive."""
+        """Yields the items, and measures the time until each item arrives."""
         while True:
             with self(name):
                 try:

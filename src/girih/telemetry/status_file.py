@@ -54,7 +54,7 @@ class StatusTarget:
     """The run in which a process reports its status. The launcher sends it to the process.
 
     Attributes:
-        run: the run directory, absolute; None writes no file.
+        run: the absolute path of the run directory. None writes no file.
     """
 
     run: Path | None = None
@@ -90,8 +90,8 @@ class ProcessStatus:
     """A process as its status file describes it.
 
     Attributes:
-        now, then: readings, see :meth:`girih.telemetry.status_file.StatusWriter.read`; ``then`` is older, or the same.
-        endpoint: the address at which it serves metrics; "" if it serves none.
+        now, then: readings, see :meth:`girih.telemetry.status_file.StatusWriter.read`. ``then`` is older or the same.
+        endpoint: the address at which the process serves metrics, or "" if it serves none.
     """
 
     role: str
@@ -111,15 +111,15 @@ class ProcessStatus:
         return f"{self.role} {self.index}"
 
     def live(self, name: str, default: Any = None) -> Any:
-        """The current value of a number that the process reports."""
+        """Returns the current value of a number that the process reports."""
         return self.now["stats"]["live"].get(name, default)
 
     def counter(self, name: str) -> int:
-        """The current value of a counter."""
+        """Returns the current value of a counter."""
         return int(self.now["stats"]["counters"].get(name, 0))
 
     def per_second(self, name: str) -> float | None:
-        """The rate of a number that the process reports. None if unknown."""
+        """Returns the rate of a number that the process reports, or None if it is unknown."""
         return self._rate(*(reading["stats"]["live"].get(name) for reading in (self.now, self.then)))
 
     @property
@@ -145,7 +145,7 @@ def read_all(run: Path) -> list[ProcessStatus]:
     """Reads all status files of a run directory, in the order of their names. Skips damaged files."""
     statuses = []
     for file in sorted((run / LIVE).glob("*.json")):
-        # the file disappeared, or comes from another version
+        # The file disappeared, or another version wrote it.
         with contextlib.suppress(UserError), open_file(file) as opened, refusing(file, ""):
             shown: ProcessStatus = build(ProcessStatus, parse(opened.read()), "")
             for reading in (shown.now, shown.then):
@@ -159,11 +159,11 @@ def read_all(run: Path) -> list[ProcessStatus]:
 
 
 BEGUN_S = time.time()
-"""Time at which this process loaded girih, in seconds since 1970."""
+"""The time at which this process loaded girih, in seconds since 1970."""
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, in bytes. The peak, if the system only reports the peak."""
+    """Returns the resident memory of this process in bytes, or its peak if the system reports only the peak."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -172,17 +172,17 @@ def resident_bytes() -> int:
 
 
 def cpu_s() -> float:
-    """CPU time of this process, in seconds, over all cores."""
+    """Returns the CPU time of this process in seconds, over all cores."""
     return time.process_time()
 
 
 def num_cores() -> int:
-    """The number of cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def state_of(pid: int, start: str) -> str:
-    """Returns "running", "stopped" by a signal, or "gone", for a process of this host that began at ``start``."""
+    """Returns "running", "stopped" (by a signal) or "gone" for a process of this host that began at ``start``."""
     fields = stat_fields(pid)
     if not fields or (start and fields[19] != start) or fields[0] in "ZX":
         return "gone"
@@ -191,11 +191,11 @@ def state_of(pid: int, start: str) -> str:
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 1.0
-_KEPT = 6  # rates compare the newest reading with the oldest of these
+_KEPT = 6  # the number of kept readings; rates compare the newest reading with the oldest
 
 
 class StatusWriter:
-    """A context manager that writes this process's status file until it exits. Write errors do not end the run.
+    """A context manager that writes this process's status file every second. Write errors do not end the run.
 
     Raises:
         ConfigError: metrics cannot be served.
@@ -230,7 +230,7 @@ class StatusWriter:
         self.close()
 
     def read(self) -> dict[str, object]:
-        """The current numbers of this process: ``at_s``, ``cpu_s``, ``rss_bytes`` and ``stats``."""
+        """Returns the current numbers of this process: ``at_s``, ``cpu_s``, ``rss_bytes`` and ``stats``."""
         return {
             "at_s": time.time(),
             "cpu_s": cpu_s(),
@@ -272,8 +272,8 @@ class StatusWriter:
                 return
             if self._file is not None:
                 shown = {**facts, "now": self._readings[-1], "then": self._readings[0]}
-                # the disk may be full, or another process may just have removed the directory: try again in the next
-                # round
+                # The disk may be full, or another process may have just removed the directory. Try again in the next
+                # round.
                 with contextlib.suppress(OSError):
                     self._file.parent.mkdir(exist_ok=True)
                     write_whole(self._file, json.dumps(shown))

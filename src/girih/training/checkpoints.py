@@ -1,4 +1,4 @@
-"""The checkpoints that a trainer makes during ``fit``. They are written while training goes on; the best one is remembered."""
+"""The checkpoints that a trainer makes during ``fit``. Threads write them while training continues."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MOST_WAITING = 4  # each task holds its inputs in memory
 
 
 class BackgroundTasks:
-    """One thread with a ``name`` that computes, and a queue of results for the caller's thread."""
+    """A thread that runs tasks, and a queue of their results for the caller's thread. ``name`` is the thread's name."""
 
     def __init__(self, name: str) -> None:
         self._worker = ThreadPoolExecutor(1, name)
         self._waiting: deque[tuple[Future[Any], Callable[[Any], None]]] = deque()
 
     def submit(self, compute: Callable[[], object], tell: Callable[[object], None]) -> None:
-        """Computes in the thread. Later, :meth:`settle` passes the result to ``tell`` in the caller's thread."""
+        """Runs ``compute`` in the thread. :meth:`settle` passes the result to ``tell`` in the caller's thread."""
         while len(self._waiting) >= MOST_WAITING:
             self._tell_next()
         self._waiting.append((self._worker.submit(compute), tell))
 
     def settle(self, *, wait: bool = False) -> None:
-        """Passes on the results that are ready, or with ``wait`` all. Raises the error of a computation that failed."""
+        """Passes on the results that are ready, or with ``wait`` all results. Raises the error of a failed task."""
         while self._waiting and (wait or self._waiting[0][0].done()):
             self._tell_next()
 
@@ -67,15 +67,15 @@ class BackgroundTasks:
 
 
 class RunCheckpoints(StepHook):
-    """Writes one checkpoint at a time. Each begins between two steps.
+    """The hook that writes checkpoints, one at a time. Each checkpoint begins between two steps.
 
     Args:
-        context: each trainer writes its rows, and rank 0 writes the rest. Without a run directory and without ``dir``,
-            checkpoints are in a temporary directory until :meth:`close`.
+        context: the run. Each trainer writes its rows, and rank 0 writes the rest. Without a run directory and without
+            ``dir``, checkpoints are in a temporary directory until :meth:`close`.
         content: returns the current content of a checkpoint.
 
     Attributes:
-        saves: whether checkpoints stay after the run.
+        saves: True if checkpoints stay after the run.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RunCheckpoints(StepHook):
         return self._writing.is_idle
 
     def due(self, state: RunState) -> bool:
-        """True after each ``every_steps``-th step, once."""
+        """True once after each ``every_steps``-th step."""
         is_due = self.saves and is_multiple(state.step, self._options.every_steps)
         return is_due and state.saved_step != state.step
 
@@ -118,13 +118,13 @@ class RunCheckpoints(StepHook):
         self.begin(state)
 
     def begin(self, state: RunState) -> None:
-        """Begins a checkpoint, once an earlier one is written. Training goes on while it is written.
+        """Waits until an earlier checkpoint is written, and begins a checkpoint. Training continues during its write.
 
         Args:
             state: the state of the run, see :meth:`fall_back`.
 
         Raises:
-            StorageFullError: the disk is full; no partial checkpoint stays. :meth:`settle` raises it too.
+            StorageFullError: the disk is full. No partial checkpoint stays. :meth:`settle` raises it too.
         """
         with self._stats.spans("wait for checkpoint"):
             self.settle(wait=True)
@@ -139,11 +139,11 @@ class RunCheckpoints(StepHook):
                 done(save_manifest(root, now, self._ranks))
 
     def settle(self, *, wait: bool = False) -> None:
-        """Records the written checkpoints, or with ``wait`` all. Raises the error of a failed one."""
+        """Records written checkpoints, or with ``wait`` all checkpoints. Raises the error of a failed checkpoint."""
         self._writing.settle(wait=wait)
 
     def save_last(self, state: RunState) -> None:
-        """Writes the last checkpoint; again if it was given up. All trainers call it together."""
+        """Writes the last checkpoint. If the write is given up, tries again. All trainers call it together."""
         given_up = True
         while given_up:
             before = self._num_given_up
@@ -152,12 +152,12 @@ class RunCheckpoints(StepHook):
             given_up = self._ranks.broadcast(self._num_given_up > before)
 
     def fall_back(self, state: RunState) -> bool:
-        """Sets the best step to that of the best existing checkpoint, if the best weights were not saved. All trainers call it.
+        """Sets the best step to the step of the best existing checkpoint, if the save of the best weights was given up.
 
-        This happens if the save of the best weights was given up. Later weights only have to beat the earlier checkpoint.
+        Later weights then only have to be better than this checkpoint. All trainers call it together.
 
         Returns:
-            Whether no row or parameter changed since, so that the best weights can still be saved.
+            True if no row or parameter changed since, so that the best weights can still be saved.
         """
         if state.best_step is None:
             return False
@@ -193,13 +193,13 @@ class RunCheckpoints(StepHook):
         return Storage(url)
 
     def mark_final(self, best_step: int | None) -> None:
-        """Marks the last checkpoint, or the best one under early stopping, as the one with the run's final weights."""
+        """Marks the checkpoint with the run's final weights: the last one, or under early stopping the best one."""
         place = self._latest if best_step is None else self.best(best_step)
         if self._ranks.first and place is not None:
             Manifest.read(place).marked(place, final=True)
 
     def unmark(self) -> None:
-        """Removes the mark, because the run goes on."""
+        """Removes the mark of the final weights, because the run continues."""
         for _, place in checkpoint.complete(self.root) if self._ranks.first else ():
             Manifest.read(place).marked(place, final=False)
 
@@ -208,14 +208,14 @@ class RunCheckpoints(StepHook):
         self._latest = None
 
     def set_best(self, step: int, place: Storage) -> None:
-        """Sets the best checkpoint, which an earlier part of the run made."""
+        """Sets the best checkpoint to a checkpoint that was made before the run was resumed."""
         self._best = step, place
 
     def best(self, step: int | None) -> Storage:
-        """Returns the best checkpoint, which is of this step.
+        """Returns the best checkpoint, which must have this step.
 
         Raises:
-            CheckpointError: it no longer exists.
+            CheckpointError: the checkpoint no longer exists.
         """
         url = None
         if self._ranks.first:
@@ -244,7 +244,7 @@ class RunCheckpoints(StepHook):
 
 
 def _written(save: Save) -> Storage | None:
-    """Waits for a checkpoint. Returns None if a process died and its rows at the checkpoint's beginning are lost."""
+    """Waits until a checkpoint is written. Returns None if a process died and its rows for the checkpoint are lost."""
     try:
         return save.write()
     except Lost:

@@ -1,4 +1,4 @@
-"""The schedule of concurrent nets: each net trains on a batch, and takes the next one after the update (HT §2.2)."""
+"""The schedule of concurrent nets. Each net trains on a batch, and takes the next batch after its update (HT §2.2)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from girih.training.schedules import Batches, JoinedHalves, MayBegin, Step, Toke
 class Concurrent:
     """Several nets train on one set of dense parameters, each on its own batches.
 
-    Batches are taken and reported in order. A net waits for its rows, computes, sends their gradients, and moves the dense
-    parameters. It takes another batch once its rows' update is applied. So at most ``nets`` − 1 batches are read but not
-    yet applied when a batch is read. With one net, each batch sees all earlier updates. Dense parameters are read and
-    written without a lock. The number of other nets' writes in between is measured, but not bounded.
+    Batches are taken and reported in order. A net waits for the rows of its batch, computes, sends the rows' gradients,
+    and updates the dense parameters. It takes another batch when the update of its rows is applied. So when a batch is
+    read, at most ``nets`` − 1 batches are read but not applied. With one net, each batch sees all earlier updates.
+    Dense parameters are read and written without a lock. The number of writes by other nets between a net's read and
+    its write is measured, but not bounded.
 
     One thread at a time calls the sparse half.
 
     Attributes:
-        nets: number of batches that are trained on at once, each in a thread.
+        nets: the number of batches that are trained on at the same time, each in a thread.
     """
 
     nets: int
@@ -42,7 +43,10 @@ class Concurrent:
         halves: JoinedHalves,
         may_begin: MayBegin = always,
     ) -> Generator[Step[Token], None, None]:
-        """Yields the step of a batch once this batch and all earlier ones are applied. If closed early, waits for running batches."""
+        """Yields the step of a batch when this batch and all earlier batches are applied.
+
+        If closed early, waits for running batches.
+        """
         halves, spans = replace(halves, turn=threading.Lock()), halves.spans
         under_way, finished = deque[Future[Step[Token]]](), SimpleQueue[Future[Step[Token]]]()
         reading: Iterator[tuple[Batch, Token]] | None = iter(batches)
@@ -50,7 +54,7 @@ class Concurrent:
         num_at_work, working = 0, Busy()
 
         def train(item: tuple[Batch, Token], pulled: Pulled) -> Step[Token]:
-            """Trains on a batch whose rows are being fetched; returns once its update is applied."""
+            """Trains on a batch whose rows are being fetched. Returns when its update is applied."""
             with working.working(1 / self.nets):
                 try:
                     with spans("wait for rows"):
@@ -71,7 +75,7 @@ class Concurrent:
                     step = under_way.popleft().result()
                     yield replace(
                         step, under_way=len(under_way)
-                    )  # before other batches begin, because a learning rate may depend on it
+                    )  # yielded before other batches begin, because the caller may change the learning rate
                     continue
                 while reading is not None and num_at_work < self.nets and may_begin(len(under_way) + 1):
                     try:
@@ -80,7 +84,7 @@ class Concurrent:
                             reading = None
                             break
                         begun = pool.submit(train, item, halves.pull(item[0]))
-                    except Exception as error:  # raised after the steps before it
+                    except Exception as error:  # raised after the earlier steps were yielded
                         reading, failed = None, error
                         break
                     begun.add_done_callback(finished.put)
@@ -90,7 +94,7 @@ class Concurrent:
                     with waiting(working):
                         done = finished.get()
                     if done.exception() is not None:
-                        reading = None  # raised when its turn comes
+                        reading = None  # the error is raised after the earlier steps
                     num_at_work -= 1
                 elif not under_way:
                     if failed is not None:
@@ -100,14 +104,14 @@ class Concurrent:
 
 @contextmanager
 def _thread_pool(nets: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads for the nets, which share torch's threads. If each net used all cores, nets would wait for each other.
+    """Yields threads for the nets. Torch's threads are divided among the nets, so that nets do not wait for each other.
 
-    Torch keeps the number of threads per thread, and for new threads. The end restores the earlier number.
+    Torch stores the number of its threads for each thread, and for new threads. At the end, the old number is restored.
     """
     before = torch.get_num_threads()
 
     def share() -> None:
-        torch.get_num_threads()  # the first call in a thread adopts the number set for all threads
+        torch.get_num_threads()  # the first call in a thread adopts the number that was set for new threads
         torch.set_num_threads(max(1, before // nets))
 
     try:

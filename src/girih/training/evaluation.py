@@ -1,4 +1,4 @@
-"""Evaluation and prediction. Both halves only read."""
+"""Evaluation and prediction. They read rows and parameters, and change nothing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from girih.training.session import Session
 def logits_of(
     data: Dataset, session: Session, normalization: NormalizationStats, *, whole: bool = False
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Yields this trainer's share of each batch in order, with its logits float32[B, T].
+    """Yields this trainer's share of each batch in order, with its logits, float32[B, T].
 
     Args:
-        whole: yields all examples on every trainer.
+        whole: True yields all examples on every trainer.
     """
     for batch in session.feed.evaluate(data.in_order(), normalization, whole=whole):
         embeddings = session.sparse.peek(batch).wait()
@@ -39,7 +39,7 @@ def logits_of(
 def predictions(
     data: Dataset, session: Session, normalization: NormalizationStats, losses: Sequence[LabelLoss]
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    """Yields each batch in order, with its probabilities float32[B, T], on all trainers."""
+    """Yields each batch in order with its probabilities, float32[B, T], on all trainers."""
     for batch, logits in logits_of(data, session, normalization, whole=True):
         yield batch, probabilities(logits.numpy(), losses)
 
@@ -75,7 +75,7 @@ class Scoring:
     """Evaluates a run's current weights. All trainers call its methods together.
 
     Args:
-        ready: opens the session if needed, and returns it with the normalization.
+        ready: a function that opens the session if necessary, and returns it with the normalization.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Scoring:
         self._ready, self._ranks, self._options = ready, ranks, options
         self._labels, self._notes = labels, notes
         self._read: SparseStats | None = None
-        """Statistics after the last evaluation; None if there is none, or if others have read since without training."""
+        """Statistics after the last evaluation. None before it, or if rows were read since then without training."""
         self.features: Mapping[str, int] = {}
-        """Ids of each feature in the last evaluation; see :class:`girih.sparse.groups.group.FeatureCounts`."""
+        """The ids of each feature in the last evaluation; see :class:`girih.sparse.groups.group.FeatureCounts`."""
 
     def forget(self) -> None:
         """Resets the statistics, because the store's counters restart."""
@@ -103,13 +103,13 @@ class Scoring:
         return self._ready()
 
     def score(self, data: Dataset) -> Scores | None:
-        """Scores a dataset, each trainer its share. If a stop is requested, scores only the examples so far.
+        """Scores a dataset. Each trainer scores its share. After a request to stop, ends with the examples so far.
 
         Returns:
-            The scores of all trainers on rank 0, None on the other ranks.
+            The scores of all trainers on rank 0, and None on all other ranks.
 
         Raises:
-            NonFiniteError: a prediction of some trainer is NaN or infinite; raised on all trainers.
+            NonFiniteError: a prediction of a trainer is NaN or infinite. All trainers raise it.
         """
         session, normalization = self._ready()
         before, self._read = self._read, None
@@ -136,7 +136,7 @@ class Scoring:
                     scores.add(
                         logits.numpy(), batch.labels, batch.example_weights, groups, batch.label_weights
                     )
-                except NonFiniteError as error:  # other trainers wait for this one at every batch
+                except NonFiniteError as error:  # raised at the end, as other trainers wait at each batch
                     problem = problem or error
             if self._ranks.stop_together():
                 break
@@ -160,7 +160,7 @@ class Scoring:
         return scores.result(self._labels.names, self._options.rank_at, self._options.metrics)
 
     def evaluate(self, data: Dataset) -> Metrics:
-        """Returns exact metrics, on all trainers; raises KeyboardInterrupt if a stop was requested meanwhile."""
+        """Returns exact metrics on all trainers. Raises KeyboardInterrupt if a stop was requested meanwhile."""
         scores = self.score(data)
         if self._ranks.stopping:
             self._ranks.forget_stop()
@@ -180,20 +180,23 @@ class ProgressiveValidation:
         self._steps, self._ranks, self._labels = steps, ranks, labels
 
     def metrics(self) -> dict[str, dict[str, object]]:
-        """Returns label → metrics, over all trainers, which call it together."""
+        """Returns the metrics of each label over all trainers. All trainers call it together."""
         return self._metrics(self._added())
 
     def record(self) -> Mapping[str, object]:
-        """Returns the first label's metrics: over all trainers, which call it together; not in step, those of this trainer."""
+        """Returns the metrics of the first label over all trainers, which call it together.
+
+        If trainers do not run in step, returns the metrics of this trainer alone.
+        """
         counts = self._counted() if self._ranks.unsynchronized else self._added()
         return self._metrics(counts)[self._labels.names[0]]
 
     def state(self) -> Tensor:
-        """Returns float64[T, 2K + 3], the counts of the whole run over all trainers, which call it together."""
+        """Returns the counts of the whole run over all trainers, float64[T, 2K + 3]. All trainers call it together."""
         return self._added()[0]
 
     def restore(self, state: Tensor | None) -> None:
-        """Restores a saved state, which the first trainer takes. None starts from zero."""
+        """Restores a saved state on the first trainer. None starts from zero."""
         self._steps.settle()  # steps in flight belong to the dropped state
         self._steps.scores.restore(state.numpy() if state is not None and self._ranks.first else None)
 

@@ -48,8 +48,8 @@ class TrainingFeed:
     """A trainer's share of the training data, for one call of ``fit``. This process reads the data.
 
     Attributes:
-        prepare: makes this trainer's part from a batch.
-        stopped: returns whether this trainer was asked to stop while it waits for a stream.
+        prepare: a function that returns this trainer's part of a batch.
+        stopped: returns whether this trainer was asked to stop. It is called while this trainer waits for a stream.
     """
 
     data: Dataset
@@ -57,15 +57,15 @@ class TrainingFeed:
     stopped: Callable[[], bool] = field(default=lambda: False, kw_only=True)
 
     def stream(self, epoch: int, position: Position | None) -> EpochStream:
-        """Yields this trainer's share of each batch of an epoch, from a position on, read in a thread."""
+        """Returns this trainer's share of each batch of an epoch, starting at a position. A thread reads the data."""
         return self.data.ahead(epoch, position, self.prepare, self.stopped)
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
-        """Returns the name of each process behind this feed → its ``Stats.snapshot``."""
+        """Maps the name of each process behind this feed to its ``Stats.snapshot``."""
         return {}
 
     def close(self) -> None:
-        """Releases the resources of the feed when this trainer needs no more batches."""
+        """Releases the resources of the feed. Called when this trainer needs no more batches."""
 
 
 @dataclass
@@ -80,36 +80,36 @@ class ExampleFeed:
         return TrainingFeed(data, prepare, stopped=lambda: self.ranks.size == 1 and self.ranks.stop_requested)
 
     def end_training(self) -> None:
-        """Ends the processes that :meth:`train` started, once no trainer needs them. All trainers call it together."""
+        """Ends the processes that :meth:`train` started when no trainer needs them. All trainers call it together."""
 
     def evaluate(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> Iterator[Batch]:
-        """Yields this trainer's share of each batch in order, read in a thread.
+        """Yields this trainer's share of each batch in order. A thread reads the data.
 
         Args:
-            whole: yields all examples on every trainer, for predictions.
+            whole: True yields all examples on every trainer, for predictions.
         """
         data, prepare = self._local_data(data, normalization, whole=whole)
         with read_ahead((prepare(batch) for batch, _ in data.batches(0)), data.read_ahead) as batches:
             yield from batches
 
     def schema_of(self, data: Dataset) -> Schema:
-        """The features of the batches that :meth:`evaluate` yields."""
+        """Returns the features of the batches that :meth:`evaluate` yields."""
         return data.schema
 
     def scores(self, gauc_by: str | None) -> bool:
-        """Returns whether this trainer's logits count in an evaluation. If not, other trainers have the same logits.
+        """Returns whether this trainer's logits count in an evaluation. If not, another trainer has the same logits.
 
         Args:
-            gauc_by: a feature that the scoring trainer needs.
+            gauc_by: the feature for GAUC, which the scoring trainer must have.
         """
         return True
 
     def _local_data(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> tuple[Dataset, Callable[[Batch], Batch]]:
-        """Returns the data to read, and the function that makes this trainer's part of a batch."""
+        """Returns the data to read, and a function that returns this trainer's part of a batch."""
         if whole or self.ranks.size == 1:
             return data, normalization.apply
         return data, lambda batch: normalization.apply(share_of(batch, self.ranks.rank, self.ranks.size))
@@ -117,7 +117,7 @@ class ExampleFeed:
 
 @dataclass
 class FeatureFeed(ExampleFeed):
-    """Feeds a trainer by features: each trainer reads the columns of its own features, for all examples.
+    """Feeds a trainer by features: each trainer reads only the columns of its features, for all examples.
 
     Attributes:
         features: the features of this trainer.
@@ -130,13 +130,13 @@ class FeatureFeed(ExampleFeed):
         return self._columns_of(data).schema
 
     def scores(self, gauc_by: str | None) -> bool:
-        """Returns True on the one trainer that scores everything: the owner of ``gauc_by``, else the first."""
+        """Returns True on the trainer that scores all examples: the owner of ``gauc_by``, or without it the first."""
         return self.ranks.first if gauc_by is None else gauc_by in self.features
 
     def _local_data(
         self, data: Dataset, normalization: NormalizationStats, *, whole: bool = False
     ) -> tuple[Dataset, Callable[[Batch], Batch]]:
-        """The columns of this trainer, always for all examples."""
+        """Returns the columns of this trainer, always for all examples."""
         data = self._columns_of(data)
         return data, normalization.narrowed(data.schema).apply
 
@@ -154,12 +154,15 @@ class FeatureFeed(ExampleFeed):
 
 @dataclass
 class LoaderFeed(ExampleFeed):
-    """Feeds trainers from loaders. Loaders keep the ids away from trainers, and send each its share of the rest (Persia §4.1).
+    """Feeds trainers from loaders (Persia §4.1).
+
+    Loaders send ids only to embedding workers, and send each trainer its share of the remaining data.
 
     Attributes:
-        start: starts loaders for some data; returns their addresses. end: ends them.
-        secret: proves that a peer belongs to the run. registry: has the address of a restarted loader.
-        return_s: seconds to wait for a loader that restarts.
+        start: starts loaders for some data, and returns their addresses. end: ends the loaders.
+        secret: the secret that proves that a peer belongs to the run.
+        registry: the registry, which has the address of a restarted loader.
+        return_s: the seconds to wait for a loader that restarts.
     """
 
     start: Callable[[Dataset], Sequence[str]]
@@ -186,10 +189,11 @@ class LoaderFeed(ExampleFeed):
 class LoaderDataset(TrainingFeed):
     """Training data that a loader sends.
 
-    Up to ``read_ahead`` shares are in flight. A restarted loader continues after the last share that arrived here.
+    Up to ``read_ahead`` shares are in flight. A restarted loader continues after the last share that this trainer
+    received.
 
     Attributes:
-        rank: the rank of this trainer. first: whether it is the first trainer that the loader serves.
+        rank: the rank of this trainer. first: True if it is the first trainer that the loader serves.
     """
 
     rank: int
@@ -228,7 +232,7 @@ class LoaderDataset(TrainingFeed):
                 try:
                     frame = answer(asked.popleft())
                 except Lost:
-                    if position is not None and position.epoch > epoch:  # only the end of the epoch was left
+                    if position is not None and position.epoch > epoch:  # the epoch had no more batches
                         return
                     asked.clear()
                     self._ask(SparseVerb.RESUME, number, self.rank, taken, where=_where(epoch, position))
@@ -242,14 +246,17 @@ class LoaderDataset(TrainingFeed):
             for name, value in from_text(frame.arrays[0]).items():
                 setattr(self.data.skipped, name, value)
         except GirihError:
-            self.close()  # the loader may have ended, and would be waited for
+            self.close()  # the loader may have ended, and a later call would wait for it
             raise
         finally:
-            with contextlib.suppress(GirihError):  # if the loader has ended, that was reported already
+            with contextlib.suppress(GirihError):  # if the loader has ended, its end was reported already
                 self._end_share(number, taken)
 
     def _end_share(self, number: int, taken: int) -> None:
-        """Tells the loader that no more shares are needed. Also a restarted one, as workers keep samples of its earlier life."""
+        """Tells the loader that no more shares are needed.
+
+        A restarted loader is told too, because workers have samples of its earlier incarnation.
+        """
         until_s = time.monotonic() + END_S
         while (left_s := until_s - time.monotonic()) > 0:
             with contextlib.suppress(Lost):
@@ -257,7 +264,10 @@ class LoaderDataset(TrainingFeed):
                 return
 
     def _stored_again(self, number: int, taken: int, where: U8) -> tuple[int, int]:
-        """Lets the loader resend the ids of a share to their worker; returns their new place. Any thread may call it."""
+        """Makes the loader send the ids of a share to their worker again. Returns the new place of the ids.
+
+        Any thread may call it.
+        """
         worker, sample = self._ask(SparseVerb.STORE_AGAIN, number, self.rank, taken, where=where).fields
         return worker, sample
 
@@ -267,19 +277,22 @@ class LoaderDataset(TrainingFeed):
 
 
 def agreed(data: Dataset, ranks: TrainerGroup) -> Dataset:
-    """Returns a stream as all trainers read it, with the bounds that the first one found; returns files unchanged."""
+    """Returns a stream with the same bounds on all trainers: those that the first trainer found.
+
+    Returns a dataset of files unchanged.
+    """
     if ranks.size == 1 or data.source.bounds is None:
         return data
     return data.within(ranks.broadcast(data.source.bounds))
 
 
 def _where(epoch: int, position: Position | None) -> U8:
-    """Encodes the beginning of a batch for loaders."""
+    """Encodes the position of a batch for a request to a loader."""
     return as_text({"epoch": epoch, "position": None if position is None else position.to_dict()})
 
 
 def _batch_of(frame: Frame, again: Callable[[], tuple[int, int]]) -> Batch:
-    """Decodes a share without its ids; see :class:`Share` for ``again``."""
+    """Decodes a share, which has no ids. For ``again`` see :class:`Share`."""
     _, worker, sample, num_examples = frame.fields
     numeric, labels, weight, _, *weights = (np.array(array) for array in frame.arrays)
     label_weights, scale = weights[-2:] if len(weights) > 1 else (None, None)

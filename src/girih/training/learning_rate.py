@@ -22,13 +22,14 @@ class LearningRate:
     """A scheduler of ``torch.optim.lr_scheduler`` over the dense optimizer.
 
     Args:
-        optimizer: the dense optimizer; for a model without parameters, a substitute carries the schedule.
-        options: ``{"name": "StepLR", "step_size": 8, "gamma": 0.1}``: torch's own options, and two more.
-            ``interval`` ("epoch" or "step") says when to step. ``metric`` is for ``ReduceLROnPlateau``, which steps at each
-            evaluation; its ``mode`` follows from a built-in metric. None keeps the rate.
+        optimizer: the dense optimizer. A model without parameters uses a substitute optimizer for the schedule.
+        options: torch's own options and two more, for example ``{"name": "StepLR", "step_size": 8, "gamma": 0.1}``.
+            ``interval`` is "epoch" or "step", the interval between steps of the schedule. ``metric`` is for
+            ``ReduceLROnPlateau``, which steps at each evaluation. A built-in metric determines its ``mode``. None keeps
+            the rate.
 
     Raises:
-        ConfigError: an unknown scheduler or option, or a value that torch refuses.
+        ConfigError: the scheduler or an option is unknown, or torch refuses a value.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None, options: Mapping[str, object] | None) -> None:
@@ -67,7 +68,7 @@ class LearningRate:
             raise ConfigError(f"{WHERE}: torch refuses these options: {_reason(error)}") from None
 
     def _try_out(self, cls: Callable[..., object], options: Mapping[str, object]) -> None:
-        """Takes one step with a substitute optimizer. Torch checks some values only in a step, which may be hours later."""
+        """Takes one step with a substitute optimizer, because torch checks some values only in a step."""
         if not type(self._optimizer).__module__.startswith(("torch.optim", "girih.")):
             return
         groups = [{**group, "params": [Parameter(torch.zeros(1))]} for group in self._optimizer.param_groups]
@@ -122,7 +123,7 @@ class LearningRate:
         """Refuses a state that :meth:`restore` cannot continue from.
 
         Raises:
-            CheckpointError: the state is of another schedule, or a schedule with another first rate.
+            CheckpointError: the state belongs to another schedule, or to a schedule with another first rate.
         """
         if state["scheduler"] and state["name"] != self._name:
             raise CheckpointError(
@@ -136,7 +137,7 @@ class LearningRate:
             )
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores a :meth:`state`. A schedule that the checkpoint does not have begins now.
+        """Restores a :meth:`state`. If the checkpoint has no schedule, the schedule begins now.
 
         Without a schedule, the configured rate applies. It may differ from the rate of the checkpoint.
 

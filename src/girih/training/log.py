@@ -26,9 +26,9 @@ from girih.training.schedules import Step, Token
 from girih.training.session import StepHook
 
 LIMIT_S, NEW_STEPS = 2.0, 2
-"""Seconds of training to measure, after the first steps, in which rows and memory are new."""
+"""The seconds of training to measure. The first steps are not measured, because rows and memory are new in them."""
 MOST_OF_RUN = 0.1
-"""Maximum fraction of training time in the first steps. Above it, the run's own speed is that of its start."""
+"""The maximum fraction of training time in the first steps. Above it, the start dominates the run's speed."""
 
 
 @dataclass
@@ -36,8 +36,8 @@ class FirstSteps:
     """Measures the speed of a run in its first steps.
 
     Attributes:
-        since: the step after which they count, if the run goes on with other processes.
-        steps: number of measured steps.
+        since: the step after which steps are measured, if the run was continued with other processes.
+        steps: the number of measured steps.
     """
 
     since: int = 0
@@ -48,7 +48,7 @@ class FirstSteps:
     _until: tuple[int, float] = (0, 0.0)
 
     def begin(self, state: RunState) -> None:
-        """Starts, or continues, at this state. Measured steps stay."""
+        """Starts or continues the measurement at a state. Keeps the steps that were measured before."""
         if not self._heard:
             self._before = self._until = state.examples, state.train_s
             self._began_s = state.train_s
@@ -58,12 +58,14 @@ class FirstSteps:
         if self._heard > NEW_STEPS and self._until[1] - self._before[1] >= LIMIT_S:
             return
         self._heard += 1
-        if self._heard == NEW_STEPS + 1:  # the step before was the last new one
+        if self._heard == NEW_STEPS + 1:  # the previous step was the last that is not measured
             self._before, self.steps = self._until, 0
         self._until, self.steps = (state.examples, state.train_s), self.steps + 1
 
     def predicted(self, state: RunState) -> tuple[float | None, str | None]:
-        """Returns examples per second, and the steps measured. None and a reason if they do not represent the run; None twice before.
+        """Returns the measured examples per second, and a text with the measured steps.
+
+        Returns None and a reason if the measured steps do not represent the run, and two Nones before the measurement.
 
         Args:
             state: the current state of the run.
@@ -88,11 +90,11 @@ class FirstSteps:
 
 
 PROGRESSIVE = "progressive"
-"""The split of records of training steps, which are scored before their updates."""
+"""The split name in records of the metrics of training steps. A step is scored before its update."""
 
 
 LATER_STEPS = 50
-"""Steps per record if the user sets no number, once the run has about twenty records."""
+"""The number of steps per record after the first twenty records, if the user sets no number."""
 
 
 def _early() -> Iterator[int]:
@@ -106,25 +108,25 @@ _EARLY = frozenset(_early())
 
 
 def is_logged(step: int, every_steps: int | None) -> bool:
-    """Returns whether a record ends with a step: every ``every_steps``-th. None means often at first, later rarely."""
+    """Returns whether a record ends with a step: each ``every_steps``-th, or with None often at first, later rarely."""
     if every_steps is not None:
         return step % every_steps == 0
     return step in _EARLY or (step >= 5 * LATER_STEPS and step % LATER_STEPS == 0)
 
 
 class RunLog(StepHook):
-    """Aggregates steps into records. Between two steps, it scores the steps so far and notes the run's progress.
+    """Combines steps to records. As a hook, it writes metrics of the training steps so far, and saves the progress.
 
     Args:
-        path: ``metrics.jsonl``, appended to; None writes no file.
-        callbacks: receive each record too.
-        every_steps: number of steps per record, see :func:`is_logged`.
-        others: the run's other processes, whose memory, batches and pace are in records; None if there are none.
-        progressive: scores of training steps before their updates, if the options ask for them.
+        path: ``metrics.jsonl``, to which records are appended. None writes no file.
+        callbacks: functions that also receive each record.
+        every_steps: the number of steps per record, see :func:`is_logged`.
+        others: the run's other processes, or None if there are none. Records have their memory, batches and speed.
+        progressive: the scores of training steps before their updates, if the options ask for them.
 
     Attributes:
-        first_steps: measures the speed of the run's first steps.
-        evaluations: metrics on validation data, by step.
+        first_steps: the speed of the run's first steps.
+        evaluations: the metrics on validation data, by step.
     """
 
     pauses = False
@@ -155,7 +157,7 @@ class RunLog(StepHook):
             self._mark.close()
 
     def begin(self, state: RunState, counters: Mapping[str, int]) -> None:
-        """Starts training at this state. After another crash, the earlier examples are not counted twice."""
+        """Starts training at a state. The examples before this state are not counted again after a later crash."""
         self.first_steps.begin(state)
         self._note(state)
         self._begin_window(state, counters)
@@ -165,19 +167,19 @@ class RunLog(StepHook):
         return state.step != self._noted_step
 
     def run(self, state: RunState) -> None:
-        """Writes the metrics of training steps so far, each scored before its update, and notes the number of examples."""
+        """Writes the metrics of the training steps so far, and saves the number of examples."""
         if self._progressive is not None and is_logged(state.step, self._every_steps):
             self._evaluated(PROGRESSIVE, self._progressive.record(), state)
         self._note(state)
 
     def _note(self, state: RunState) -> None:
-        """Saves the number of examples trained on, for a run that goes on after a crash."""
+        """Saves the number of trained examples, for a run that continues after a crash."""
         self._noted_step = state.step
         if self._mark is not None:
             self._mark.write(state.examples, state.repeated_examples)
 
     def _begin_window(self, state: RunState, counters: Mapping[str, int]) -> None:
-        """Starts a record, without the work in earlier records."""
+        """Starts a new record, which does not include steps of earlier records."""
         self._last_counters = counters
         self._window_loss, self._window_examples, self._window_train_s = 0.0, 0, state.train_s
 
@@ -197,7 +199,7 @@ class RunLog(StepHook):
     def flush(
         self, state: RunState, lr_scale: float, counters: Callable[[], Mapping[str, int]] | None
     ) -> None:
-        """Writes a record of the steps since the last one, if any. Without ``counters``, uses the last known counters."""
+        """Writes a record of the steps since the last record, if any. By default, uses the last known counters."""
         if self._window_examples == 0:
             return
         now = self._last_counters if counters is None else counters()
@@ -249,7 +251,10 @@ class RunLog(StepHook):
 
 
 def _tier_shares(counters: Mapping[str, int], seen: Mapping[str, int]) -> dict[str, float]:
-    """Returns the fractions of reads served from GPU memory, and without an SSD, if there are such tiers."""
+    """Returns the fraction of reads served from GPU memory, and the fraction served without an SSD.
+
+    A fraction is left out if its tier does not exist.
+    """
     reads = seen["gpu_reads"] + seen["dram_reads"] + seen["ssd_reads"]
     if not reads:
         return {}
@@ -258,7 +263,7 @@ def _tier_shares(counters: Mapping[str, int], seen: Mapping[str, int]) -> dict[s
 
 
 def rewind(path: Path, state: RunState) -> None:
-    """Drops the records that a run resumed at ``state`` writes again, for example of an evaluation still to run."""
+    """Drops the records that a run that is resumed at ``state`` will write again, for example of an evaluation."""
     if not path.exists():
         return
     kept = []

@@ -33,8 +33,8 @@ class Evaluation(StepHook):
     """Evaluates validation data, and applies the metrics to the learning rate and early stopping.
 
     Attributes:
-        metrics: the thread that computes metrics while training goes on, if nothing depends on them.
-        publisher: publishes before an evaluation, because it cannot publish during one.
+        metrics: the thread that computes metrics during training, if training does not depend on them.
+        publisher: publishes before an evaluation, because nothing can be published during an evaluation.
     """
 
     scoring: Scoring
@@ -48,7 +48,7 @@ class Evaluation(StepHook):
     publisher: Publisher | None
 
     def due(self, state: RunState) -> bool:
-        """True after each ``evaluate_every_steps``-th step, once."""
+        """True once after each ``evaluate_every_steps``-th step."""
         return state.evaluated_step != state.step and is_multiple(
             state.step, self.options.evaluate_every_steps
         )
@@ -58,7 +58,7 @@ class Evaluation(StepHook):
         self.record(self.score(state), state)
 
     def score(self, state: RunState) -> Scores | None:
-        """Returns scores of the data; None if a stop was requested meanwhile."""
+        """Returns scores of the data, or None if a stop was requested meanwhile."""
         if self.publisher is not None:
             self.publisher.run(state)
         with self.context.stats.spans("evaluate"):
@@ -68,7 +68,7 @@ class Evaluation(StepHook):
         return Scores() if scores is None else scores  # rank 0 has the scores of all trainers
 
     def record(self, scores: Scores | None, state: RunState) -> None:
-        """Computes metrics from scores: at once if training depends on them, else in a thread."""
+        """Computes metrics from scores: in this call if training depends on them, else in a thread."""
         if scores is None:
             return
         state.evaluated_step = state.step
@@ -88,11 +88,11 @@ class Evaluation(StepHook):
             self._stop_early(self.options.early_stopping, metrics, state)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Logs the metrics that have been computed, or with ``wait`` all."""
+        """Logs the metrics that are computed already. With ``wait``, waits for all metrics and logs them."""
         self.metrics.settle(wait=wait)
 
     def _stop_early(self, stopping: EarlyStopping, metrics: Metrics, state: RunState) -> None:
-        """Saves the best weights so far; stops after too many evaluations without improvement."""
+        """Saves the best weights so far. Stops training after too many evaluations without improvement."""
         self.checkpoints.fall_back(state)  # the checkpoint of the best weights may have been given up
         value = metrics.first.value(stopping.metric)
         sign = direction(stopping.metric, stopping.mode, "early_stopping")
@@ -108,12 +108,12 @@ class Evaluation(StepHook):
 
 @dataclass(kw_only=True)
 class Loop:
-    """Trains until the data, the options or a request end it.
+    """Trains until the data end, the options limit the training, or a stop is requested.
 
     Attributes:
         feed: this trainer's share of the training data.
-        hooks: asked after each step, in this order.
-        evaluation: the hook that also ends each epoch; None if there are no validation data.
+        hooks: the hooks, which are asked after each step in this order.
+        evaluation: the hook that also ends each epoch, or None if there are no validation data.
     """
 
     session: Session
@@ -129,7 +129,7 @@ class Loop:
     _unsettled: deque[tuple[Step[Position], RunState, float]] = field(default_factory=deque)
 
     def run(self, until_epoch: int) -> None:
-        """Trains until this number of epochs is done, or all trainers stop.
+        """Trains until this number of epochs is complete, or all trainers stop.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite, under ``on_nonfinite = "stop"``.
@@ -137,11 +137,11 @@ class Loop:
         while self.state.epoch < until_epoch and not self._finished():
             before = self.state.step
             with closing(self._batches()) as batches:
-                self._run_hooks()  # a stop may have left a hook undone
+                self._run_hooks()  # a stop may have prevented a hook that was due
                 try:
                     self._train_on(batches)
                 except BaseException:
-                    self.feed.close()  # the loader may have ended, and would be waited for
+                    self.feed.close()  # the loader may have ended, and a later call would wait for it
                     raise
             nothing_new = self.state.step == before and not self._finished()  # this can happen in a stream
             if (self._epoch_is_read() or nothing_new) and not self.state.stopped_early:
@@ -157,7 +157,7 @@ class Loop:
         return is_done and not self._is_behind(until_epoch)
 
     def close(self) -> None:
-        """Waits for the metrics that are still being computed, and logs them."""
+        """Waits for all metrics that are still being computed, and logs them."""
         try:
             if self.evaluation is not None:
                 self.evaluation.settle(wait=True)
@@ -188,7 +188,7 @@ class Loop:
         self._settle(wait=True)
 
     def _steps(self, batches: Iterator[tuple[Batch, Position]]) -> Generator[Step[Position], None, None]:
-        """Trains on batches. No batch is pulled beyond the last step, since that would create its rows for nothing."""
+        """Trains on batches. No batch after the last step is pulled, because a pull creates rows."""
         spans, most = self.context.stats.spans, self.options.max_steps
         if most is not None:
             batches = islice(batches, max(0, most - self.state.step))
@@ -230,7 +230,7 @@ class Loop:
                     hook.skip()
 
     def _meet(self) -> bool:
-        """Waits for the outcome of all steps. Returns whether all trainers are at this step, and none leaves."""
+        """Waits for the outcome of all steps. Returns whether all trainers are at this step, and no trainer leaves."""
         self._settle(wait=True)
         self.session.detach_from_round()
         return self.context.ranks.rendezvous()
@@ -244,7 +244,7 @@ class Loop:
             return
         self.state.epoch += 1
         position = self.state.position or {}
-        # a stream's next epoch continues at the end of this epoch
+        # The next epoch of a stream continues at the end of this epoch.
         self.state.position = {**position, "epoch": self.state.epoch} if "offsets" in position else None
         self.learning_rate.after("epoch")
         if self.evaluation is not None:
@@ -254,7 +254,7 @@ class Loop:
         """Logs the outcomes of steps. The last outcome is included if it is known, or if ``wait`` is set.
 
         Raises:
-            NonFiniteError: a step was refused under ``on_nonfinite = "stop"``; the state is the one after that step.
+            NonFiniteError: a step was refused under ``on_nonfinite = "stop"``. The state is the state after this step.
         """
         while self._unsettled:
             step, then, lr_scale = self._unsettled[0]
@@ -267,7 +267,7 @@ class Loop:
             self.state.refused += refused is not None
             then.refused = self.state.refused
             if refused is not None and self.options.on_nonfinite == "stop":
-                self._unsettled.clear()  # later steps are not logged; steps of other nets may have moved both halves
+                self._unsettled.clear()  # later steps are not logged, but steps of other nets may have been applied
                 vars(self.state).update(vars(then))
                 raise NonFiniteError(
                     f"step {then.step}: {refused}; none of its updates were applied. Lower the learning rate, clip gradients "
@@ -298,17 +298,17 @@ class Loop:
         return past or self.state.stopped_early
 
     def _epoch_is_read(self) -> bool:
-        """Returns whether the epoch is read: after the last batch, the position is the start of the next epoch."""
+        """Returns whether all batches of the epoch were read. The position is then the start of the next epoch."""
         return self.state.position is not None and self.state.position["epoch"] > self.state.epoch
 
     def _is_behind(self, until_epoch: int) -> bool:
-        """Returns whether a stop or a pause left an evaluation, or the end of the epoch, undone after the last step."""
+        """Returns whether a stop or a pause prevented an evaluation, or the end of the epoch, after the last step."""
         if self.state.epoch >= until_epoch or self.state.stopped_early or not self._is_past():
             return False
         return self._epoch_is_read() or (self.evaluation is not None and self.evaluation.due(self.state))
 
     def _may_begin(self, number: int) -> bool:
-        """Returns whether the batch ``number`` steps after the last one may begin: not if a hook pauses before it."""
+        """Returns whether the batch ``number`` steps after the last step may begin. A hook that pauses prevents it."""
         if self.context.ranks.stopping:
             return False
         done = self.state.step

@@ -1,4 +1,4 @@
-"""Warnings about data and options from which a model learns little, which are probably mistakes.
+"""Warnings about data and options that are probably mistakes, because a model learns little from them.
 
 Each note is one line, a warning of the logger ``girih.training.notes``. ``girih train`` shows it with the progress.
 
@@ -21,7 +21,7 @@ from girih.metrics import Scores
 
 _LOG = logging.getLogger(__name__)
 MANY_ABSENT = 0.2
-"""Minimum fraction of looked-up ids without a row for a note in an evaluation."""
+"""An evaluation leads to a note if the fraction of looked-up ids without a row is at least this."""
 
 
 def say(message: str) -> None:
@@ -35,7 +35,7 @@ class Notes:
 
     Attributes:
         label_names: names of the T labels.
-        compared: whether the loss compares examples with each other, so that labels may all be 1.
+        compared: True if the loss compares examples with each other, so that all labels may be 1.
     """
 
     ranks: TrainerGroup
@@ -44,14 +44,14 @@ class Notes:
     _told: set[tuple[str, str]] = field(default_factory=set)
 
     def log(self, text: str) -> None:
-        """Logs a line, each time."""
+        """Logs a line each time that it is called."""
         if self.ranks.first:
             _LOG.warning("%s", text)
 
     def first_epoch(
         self, batches: Iterable[tuple[Batch, Position]], batch_size: int
     ) -> Iterator[tuple[Batch, Position]]:
-        """Passes an epoch's batches through. At the end, notes if it was one step, or if a label never changed."""
+        """Yields an epoch's batches. At the end, logs a note if the epoch was one step, or if a label never changed."""
         low = high = np.empty((0, len(self.label_names)), np.float32)
         num_batches = num_examples = 0
         for batch, position in batches:
@@ -111,12 +111,15 @@ class Notes:
 
 
 def _counted(labels: F32, weights: F32 | None) -> F32:
-    """Returns float32[B, T] labels, with NaN for labels that do not count."""
+    """Returns the labels, float32[B, T], with NaN for labels that do not count."""
     return labels if weights is None else np.where(weights > 0, labels, np.float32(np.nan))
 
 
 def _range(labels: Sequence[F32]) -> tuple[F32, F32]:
-    """Returns the minimum and maximum of each label, float32[1, T] each; NaN if all are NaN. [0, T] without labels."""
+    """Returns the minimum and the maximum of each label, float32[1, T], or [0, T] without labels.
+
+    The numbers of a label are NaN if all of its values are NaN.
+    """
     every = np.concatenate(labels)
     if not len(every):
         return every, every

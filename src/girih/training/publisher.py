@@ -1,9 +1,9 @@
 """Publishing of a run: decides when to write segments, handles failures, and continues the log.
 
-A segment begins between two steps, when all trainers are there. A thread writes it. While a segment is being written, the next
-one is skipped, and its changes go into the one after it. So slow storage makes segments rarer, but never delays training.
-A process begins with a snapshot if it does not know the changes since the last segment. Reasons are: a new or restarted process,
-replaced rows, or a segment that could not be written.
+A segment begins between two steps, when all trainers meet. A thread writes it. If a segment is still being written when
+the next segment is due, the next segment is skipped. The segment after it has its changes. So slow storage makes
+segments rarer, but never delays training. A process writes a snapshot if it does not know the changes since the last
+segment: in a new or restarted process, after rows were replaced, or after a segment that could not be written.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ from girih.training.session import RunContext, StepHook
 _MOST_WAIT_S = 60.0
 _LAST_TRIES = 2
 _APART = 1000
-"""Distance between the numbers of two processes that found the same head, so that neither overwrites the other's segments."""
+"""The distance between the segment numbers of two processes that found the same head.
+
+So no process overwrites segments of the other process.
+"""
 
 
 @dataclass
 class _LogHandle:
-    """The log as this process found it: the name of the run in it, and the last used number."""
+    """The state of the log when this process opened it: the run's name in the log, and the last used number."""
 
     run: str
     epoch: int
@@ -55,11 +58,11 @@ class Publisher(StepHook):
 
     Args:
         version: returns the current state, with the weights of a step.
-        checkpoints: a checkpoint that is being written holds the rows.
+        checkpoints: the run's checkpoints. While a checkpoint is being written, the rows cannot be copied.
 
     Attributes:
         next_step: the step after which the next segment is due.
-        counts: on rank 0, ``segments``, ``snapshots``, ``skipped`` and ``failed``.
+        counts: on rank 0, the numbers of ``segments``, ``snapshots``, ``skipped`` and ``failed``.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Publisher(StepHook):
         self._opening: Future[_LogHandle] | None = None
         self._opened: _LogHandle | None = None
         self._writes: dict[str, tuple[Future[Any], LogSegment]] = {}  # segments in progress, by thread
-        self._base: int | None = None  # the version that the next segment can be applied to
+        self._base: int | None = None  # the version to which the next segment can be applied
         self._head: LogHead | None = None
         self._heads = threading.Lock()
         self._is_superseded = False  # another run has taken over the log
@@ -95,7 +98,7 @@ class Publisher(StepHook):
             self._is_open()
 
     def due(self, state: RunState) -> bool:
-        """True if the number of steps, or of seconds, is reached."""
+        """True if the number of steps or of seconds between two segments has passed."""
         return state.step >= self.next_step
 
     def skip(self) -> None:
@@ -103,7 +106,7 @@ class Publisher(StepHook):
         self.next_step += self._interval
 
     def run(self, state: RunState) -> None:
-        """Begins a segment if there is something to write.
+        """Begins a segment if there are changes to write.
 
         Raises:
             CheckpointError, StorageFullError: an earlier segment could not be written, under ``on_error = "stop"``.
@@ -117,7 +120,7 @@ class Publisher(StepHook):
         self.settle()
 
     def finish(self, step: int) -> None:
-        """Publishes the current state, with the weights of a step. Returns when it is published, or has failed.
+        """Publishes the current state, with the weights of a step. Waits until it is published, or has failed.
 
         Raises:
             CheckpointError, StorageFullError: the segment could not be written, under ``on_error = "stop"``.
@@ -145,7 +148,7 @@ class Publisher(StepHook):
             segment.wait_copied()
 
     def settle(self, *, wait: bool = False) -> None:
-        """Records written and failed segments. Raises the error of a failed one under ``on_error = "stop"``."""
+        """Records written and failed segments. Under ``on_error = "stop"``, raises the error of a failed segment."""
         for future, _ in self._writes.values() if wait else ():
             future.exception()
         for name, (future, _) in list(self._writes.items()):
@@ -158,7 +161,7 @@ class Publisher(StepHook):
                     self._note_success(name)
 
     def close(self) -> None:
-        """Waits until segments in progress are written, or have failed, and ends."""
+        """Waits until all segments in progress are written or have failed, and ends."""
         for thread in self._threads.values():
             thread.shutdown()
 
@@ -178,7 +181,7 @@ class Publisher(StepHook):
         return plan | self._next_segment(rows_free)
 
     def _last_plan(self, step: int) -> dict[str, object] | None:
-        """Decides the action of all trainers at the end. None if the last segment is of this step."""
+        """Decides the action of all trainers at the end. Returns None if the last segment has this step already."""
         self.settle()
         self._again_s = 0.0
         if self._opening is not None:
@@ -206,7 +209,7 @@ class Publisher(StepHook):
         previous = plan["previous"]
         if previous is not None and self._ranks.any(not current.sparse.knows_changes(previous)):
             previous = None
-        if previous is None and not plan["free"]:  # only one save at a time can hold the rows
+        if previous is None and not plan["free"]:  # only one save at a time can copy the rows
             self.counts["skipped"] += 1
             return
         self._submit("segment", current, plan, previous)
@@ -214,7 +217,7 @@ class Publisher(StepHook):
             self._submit("snapshot", current, plan, None)
 
     def _submit(self, name: str, current: SegmentVersion, plan: dict[str, Any], previous: int | None) -> None:
-        """Begins a segment, which its thread writes. If one of the trainers cannot begin, none does."""
+        """Begins a segment, which a thread writes. If a trainer cannot begin, no trainer begins."""
         called = Called(number=plan["number"], previous=previous, run=plan["run"], epoch=plan["epoch"])
         failed: Exception | None = None
         segment: LogSegment | None = None
@@ -236,7 +239,7 @@ class Publisher(StepHook):
         self._writes[name] = self._threads[name].submit(self._written, segment, previous is None), segment
 
     def _written(self, segment: LogSegment, whole: bool) -> None:
-        """Writes a segment and names it in the head. Runs in a thread."""
+        """Writes a segment, and sets the head to it. Runs in a thread."""
         pointer = segment.write()
         if pointer is None:
             return
@@ -258,7 +261,7 @@ class Publisher(StepHook):
         ):
             self._is_superseded = True
             raise CheckpointError(
-                f"{self._log.root}: another run now publishes there ({there.run}); this run stops publishing"
+                f"{self._log.root}: another run now publishes to this log ({there.run}); this run stops publishing"
             )
         newest = snapshot = pointer
         if before is not None:
@@ -274,7 +277,10 @@ class Publisher(StepHook):
         self._log.write_head(self._head)
 
     def _is_open(self) -> bool:
-        """Returns whether the published state is known. If not, a thread reads it, again after a failure."""
+        """Returns whether the published state is known. If not, starts a thread that reads it.
+
+        After a failure, a later call reads it again.
+        """
         if self._opened is not None:
             return True
         if self._opening is None:
@@ -290,7 +296,7 @@ class Publisher(StepHook):
         return self._opened is not None
 
     def _next(self, step: int) -> dict[str, int]:
-        """Returns the step at which the next segment is due. Converts seconds to steps by the speed since the last time."""
+        """Returns the step at which the next segment is due. Converts seconds to steps by the recent speed."""
         if self.options.seconds is None:
             return {"ahead": self._multiple(step) - step, "interval": self.options.every_steps or 1}
         (before, then), now = self._last, time.monotonic()
@@ -310,7 +316,7 @@ class Publisher(StepHook):
             say(f"publish: {self._log.root}: publishing continues")
 
     def _note_failure(self, error: BaseException, name: str) -> None:
-        """Schedules a retry after a failed segment, with all rows. Reports the failure once until publishing works again."""
+        """Schedules a retry with all rows after a failed segment. Reports the first failure until publishing works."""
         if name == "segment":
             self._base, self._published_step = None, None
         if not self._ranks.first:
@@ -330,7 +336,10 @@ class Publisher(StepHook):
 
 
 def _open_log(log: Log, run: Path | None) -> _LogHandle:
-    """Reads the state of the log, and claims the next free epoch, since another process may not have published yet. For a thread."""
+    """Reads the state of the log, and claims the next free epoch. Runs in a thread.
+
+    Another process may have claimed an epoch but not published yet.
+    """
     with in_words(log.root):
         try:
             there = log.head()
@@ -348,7 +357,7 @@ def _open_log(log: Log, run: Path | None) -> _LogHandle:
         epoch = first = 1 if there is None else there.epoch + 1
         claimant = uuid.uuid4().hex
         while not log.claim(epoch, claimant):
-            time.sleep(random.uniform(0.0, 0.2))  # else two processes that begin together would stay in step
+            time.sleep(random.uniform(0.0, 0.2))  # so that two processes do not collide again
             epoch += 1
         return _LogHandle(name, epoch, max([newest, *used]) + (epoch - first) * _APART)
 
@@ -357,7 +366,7 @@ def _run_name(log: Log, directory: Path | None) -> str:
     """Returns the name of this run for followers. It stays the same after a restart."""
     path = None if directory is None else directory / PUBLISHED
     if path is not None and path.is_file():
-        # damaged: a new name is enough, since a process begins with a snapshot
+        # The file is damaged. A new name is enough, because a process begins with a snapshot.
         with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
             return str(build(dict[str, str], parse(file.read()), "")["run"])
     name = uuid.uuid4().hex

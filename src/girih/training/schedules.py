@@ -1,4 +1,4 @@
-"""Schedules: they join the two halves, step by step."""
+"""Schedules: the order in which a step calls the two halves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from girih.telemetry.stats import Spans
 Token = TypeVar("Token")
 Batches = Iterable[tuple[Batch, Token]]
 MayBegin = Callable[[int], bool]
-"""Returns whether the batch with this distance from the last yielded step may begin to move rows or parameters."""
+"""Returns whether the batch with this distance from the last yielded step may begin to change rows or parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,12 @@ class Step(Generic[Token]):
     """The result of one batch that was trained on or refused.
 
     Attributes:
-        token: the value that came with the batch: the position after it.
-        num_examples: examples of the batch, over all trainers.
-        outcome: its loss, or the reason for the refusal.
-        staleness: earlier batches whose gradients were not applied when its rows were read.
-        under_way: later batches that have begun to move rows or parameters. State must only be saved if there are none.
+        token: the value that was given with the batch: the position after the batch.
+        num_examples: the number of examples of the batch, over all trainers.
+        outcome: the loss, or the reason for the refusal.
+        staleness: the number of earlier batches whose gradients were not applied when the batch's rows were read.
+        under_way: the number of later batches that have begun to change rows or parameters. State may be saved only if
+            it is 0.
     """
 
     token: Token
@@ -46,7 +47,7 @@ class Step(Generic[Token]):
 
     @property
     def refused(self) -> NonFiniteError | None:
-        """The reason why nothing was applied, or None."""
+        """The reason why the step was refused, or None."""
         return self.outcome.facts().refused
 
 
@@ -57,12 +58,12 @@ def always(number: int) -> bool:
 
 @dataclass(slots=True)
 class JoinedHalves:
-    """Both halves of a trainer, driven by a schedule.
+    """Both halves of a trainer, which a schedule calls.
 
     Attributes:
-        num_updates: number of applied updates.
-        lr_scale: returns the factor for the sparse learning rates; called once per step.
-        turn: lock held while a batch is pulled or pushed, if several threads do that.
+        num_updates: the number of applied updates.
+        lr_scale: returns the factor for the sparse learning rates. It is called once per step.
+        turn: a lock that is held while a batch is pulled or pushed, if several threads pull and push.
     """
 
     sparse: SparseHalf
@@ -80,7 +81,7 @@ class JoinedHalves:
     def move(
         self, batch: Batch, token: Token, pulled: Pulled, computed: Computed
     ) -> tuple[Step[Token], Pending]:
-        """Pushes and applies the gradients of a batch if both halves vote for it; else does neither."""
+        """Pushes and applies the gradients of a batch if both halves vote for the step. Otherwise changes nothing."""
         vote = computed.vote
         with self.turn, self.spans("push"):
             pending = pulled.push(self.num_updates + 1, self.lr_scale(), vote)
@@ -92,7 +93,7 @@ class JoinedHalves:
 
 
 class Schedule(Protocol):
-    """Trains on batches in order. Yields a step once its updates are applied or in flight.
+    """Trains on batches in order. Yields a step when its updates are applied or in flight.
 
     If closed early, it drops the batches that it has read ahead.
     """
@@ -106,18 +107,18 @@ class Schedule(Protocol):
         """Runs the schedule.
 
         Args:
-            may_begin: asks if a batch may begin. Not needed by a schedule whose batches move one at a time.
+            may_begin: returns whether a batch may begin. A schedule without overlapping batches does not need it.
         """
         ...
 
 
 @dataclass(slots=True)
 class StalenessGate:
-    """Bounds the batches of a trainer that are read but not yet applied. It uses no clock, socket or thread.
+    """Limits the number of batches of a trainer that are read but not yet applied. It uses no clock, socket or thread.
 
     Attributes:
         staleness: τ, the maximum number of these batches when a batch is read.
-        num_read, num_applied: batches so far; a batch that moved nothing counts as applied.
+        num_read, num_applied: the numbers of batches so far. A batch without an update counts as applied.
     """
 
     staleness: int
@@ -133,12 +134,14 @@ class StalenessGate:
 class Pipelined:
     """Pulls up to ``staleness`` batches before the gradients of earlier batches are applied.
 
-    So lookups of later batches and updates of earlier ones run during dense compute (Persia §3, §4.2.1). With 0,
+    So lookups of later batches and updates of earlier batches run during dense compute (Persia §3, §4.2.1). With 0,
     each batch sees all earlier updates.
 
     Attributes:
-        micro_batches: parts in which a batch is computed, with one push and one apply for all parts (PICASSO §III-C).
-        prefetch: number of further batches to read. Work that needs only their ids is done during the compute of earlier batches.
+        micro_batches: the number of parts in which a batch is computed. All parts share one push and one update
+            (PICASSO §III-C).
+        prefetch: the number of further batches to read. Work that needs only their ids runs during the compute of
+            earlier batches.
     """
 
     staleness: int
@@ -151,7 +154,7 @@ class Pipelined:
         halves: JoinedHalves,
         may_begin: MayBegin = always,
     ) -> Generator[Step[Token], None, None]:
-        """Yields a step once its update is in flight."""
+        """Yields a step when its update is in flight."""
         source, gate = _BatchSource(iter(batches), halves), StalenessGate(self.staleness)
         ahead: deque[tuple[Batch, Token, Pulled]] = deque()
         under_way: deque[Pending] = deque()
@@ -203,12 +206,12 @@ class Pipelined:
 
 
 def in_step(micro_batches: int = 1, *, prefetch: int = 0) -> Pipelined:
-    """Returns the schedule of pull, compute, push: each batch sees all earlier updates; staleness is 0."""
+    """Returns the schedule of pull, compute, push. Its staleness is 0, so each batch sees all earlier updates."""
     return Pipelined(0, micro_batches, prefetch)
 
 
 class _BatchSource(Generic[Token]):
-    """Yields batches in order, and prepares the next ones."""
+    """A source of batches in order, which also prepares the next batches."""
 
     def __init__(self, batches: Iterator[tuple[Batch, Token]], halves: JoinedHalves) -> None:
         self._batches, self._halves = batches, halves
@@ -217,7 +220,7 @@ class _BatchSource(Generic[Token]):
         self._ended = False
 
     def prepare(self, count: int) -> None:
-        """Reads and prepares the next batches, if not done yet. An error in reading is raised when that batch is pulled."""
+        """Reads and prepares the next ``count`` batches. An error of a read is raised when this batch is pulled."""
         while len(self._prepared) < count and self._failed is None:
             try:
                 item = self._next()
@@ -229,7 +232,7 @@ class _BatchSource(Generic[Token]):
                 self._prepared.append((*item, self._halves.sparse.prepare(item[0])))
 
     def pull(self) -> tuple[Batch, Token, Pulled] | None:
-        """Starts to read the rows of the next batch; None after the last one."""
+        """Starts to read the rows of the next batch, and returns the batch. Returns None after the last batch."""
         prepared = self._prepared.popleft() if self._prepared else None
         if prepared is None and self._failed is not None:
             raise self._failed

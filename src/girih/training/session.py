@@ -22,13 +22,16 @@ from girih.training.schedules import Schedule
 
 
 class Stateful(Protocol):
-    """A half with state besides rows, parameters and random state. If the state is missing, a run resumes, but the numbers differ."""
+    """A half with state besides rows, parameters and random state.
+
+    A run can resume without this state, but its numbers then differ.
+    """
 
     def extra_state(self) -> dict[str, Tensor]:
-        """Returns the state, by names with a slash. Called between two steps."""
+        """Returns the state by names that contain a slash. Called between two steps."""
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores the state, if the net is spread as it was when it was saved."""
+        """Restores the state if the model is divided among processes in the same way as at the save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +39,9 @@ class Session:
     """One trainer's halves, with their schedule and feed.
 
     Attributes:
-        optimizer: the optimizer whose learning rate a schedule changes; None if the dense half has none.
-        detach_from_round: called by a trainer that waits for others and makes no step before the next ``sync``.
-        stateful: the half that has extra state, if any.
+        optimizer: the optimizer whose learning rate a schedule changes, or None if the dense half has none.
+        detach_from_round: a trainer calls it if it waits for other trainers and makes no step before the next ``sync``.
+        stateful: the half that has extra state, or None.
     """
 
     sparse: SparseHalf
@@ -59,13 +62,14 @@ class StepHook(Protocol):
     """Work between two steps: evaluate, save, publish, rescale, log. All trainers ask the hook after each step.
 
     Attributes:
-        pauses: whether all trainers run it together, after the outcome of all steps is known, and before later steps begin.
+        pauses: True if all trainers run the hook together, when the outcome of all steps is known and no later step has
+            begun.
     """
 
     pauses: ClassVar[bool] = True
 
     def due(self, state: RunState) -> bool:
-        """Returns whether the hook is due after a step; also called about later steps."""
+        """Returns whether the hook is due after a step. It is also called with the states of later steps."""
         ...
 
     def run(self, state: RunState) -> None:
@@ -73,16 +77,16 @@ class StepHook(Protocol):
         ...
 
     def skip(self) -> None:
-        """Called in place of :meth:`run` if some trainers make no more steps."""
+        """Postpones the hook. Called instead of :meth:`run` if some trainers make no more steps."""
         return
 
     def settle(self, *, wait: bool = False) -> None:
-        """Records the results of its threads, called after each step; with ``wait``, waits for all results."""
+        """Records the results of the hook's threads. With ``wait``, waits for all results. Called after each step."""
         return
 
 
 def is_multiple(step: int, steps: int | None) -> bool:
-    """Returns whether a period of ``steps`` ends with a step; None is never due."""
+    """Returns whether a period of ``steps`` steps ends with a step. With None, returns False."""
     return steps is not None and step > 0 and step % steps == 0
 
 
@@ -93,9 +97,9 @@ class RunContext:
     Attributes:
         ranks: the group of trainers, with this trainer's rank.
         sparse, dense: specifications of the halves.
-        processes: starts and ends the other roles; all trainers call its methods together.
+        processes: starts and ends the processes of other roles. All trainers call its methods together.
         stats: statistics of this process.
-        directory: the run directory, which rank 0 writes; None writes nothing.
+        directory: the run directory, to which rank 0 writes. None writes nothing.
     """
 
     ranks: TrainerGroup

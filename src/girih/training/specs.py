@@ -1,4 +1,4 @@
-"""Checks the arguments of a trainer, and makes the specifications of both halves from them."""
+"""Checks the arguments of a trainer, and builds the specifications of both halves from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def expect(name: str, value: object, kind: type | UnionType, expected: str) -> N
 
 
 def schema_of(model: nn.Module, schema: Schema | None) -> Schema:
-    """Returns the given schema, or the model's. Refuses two schemas that differ, or none."""
+    """Returns the given schema or the model's schema. Refuses two schemas that differ, and a model without a schema."""
     model_schema = getattr(model, "schema", None)
     schema = schema or model_schema
     if not isinstance(schema, Schema):
@@ -60,7 +60,7 @@ def refuse_other_schema(source: str, schema: Schema, expected: Schema) -> None:
 
 
 def expect_data(source: str, data: Dataset, schema: Schema, *, labels: bool = True) -> None:
-    """Refuses values that are not data of the model's schema, or data without labels if labels are needed."""
+    """Refuses values that are not data with the model's schema, and data without labels if labels are needed."""
     value: Any = data
     reader = "read_parquet(paths, schema)"
     if hasattr(value, "__arrow_c_stream__"):
@@ -76,7 +76,10 @@ def expect_data(source: str, data: Dataset, schema: Schema, *, labels: bool = Tr
 
 
 def check_metrics(options: TrainOptions, schema: Schema) -> None:
-    """Refuses custom metrics that fail, and a metric for early stopping or the rate that the first label does not have."""
+    """Refuses custom metrics that fail.
+
+    Also refuses a metric for early stopping or the learning rate that the first label does not have.
+    """
     for label, loss in zip(schema.labels.names, schema.labels.losses, strict=True):
         custom_metrics(options.metrics, label, random_examples(loss, options.gauc_by), strict=True)
     first, loss = schema.labels.names[0], schema.labels.losses[0]
@@ -97,7 +100,7 @@ def sparse_spec(
     first_order_optimizer: SparseOptimizer | None,
     gpu: int | None = None,
 ) -> SparseSpec:
-    """Returns the spec of the sparse half: tables, the model's needs, and storage. Each shard gets one of torch's threads.
+    """Returns the spec of the sparse half: tables, needs and storage. Each shard gets one of torch's threads.
 
     Args:
         gpu: see :func:`gpu_of`.
@@ -128,8 +131,8 @@ def dense_spec(
     """Returns the spec of the dense half: the model and its training.
 
     Raises:
-        ConfigError: torch lacks the device or a compiler; the device does not support this forward pass of linear layers;
-            or the optimizer cannot follow the schedule.
+        ConfigError: torch lacks the device or a compiler, the device does not support this forward pass of linear
+            layers, or the optimizer cannot follow the schedule.
     """
     device = _device(options.device, rank)
     if options.dense_forward == "int8" and device.type != "cpu":
@@ -165,19 +168,22 @@ def dense_spec(
 
 
 def gpu_of(device: torch.device, rank: int) -> int | None:
-    """Returns the index of the GPU for rows: the dense half's GPU, else one by rank; None with at most one GPU."""
+    """Returns the index of the GPU for rows: the dense half's GPU, else a GPU chosen by rank.
+
+    Returns None if the host has at most one GPU.
+    """
     if device.type == "cuda":
         return device.index
     return _in_turn(rank) if torch.cuda.device_count() > 1 else None
 
 
 def _in_turn(rank: int) -> int:
-    """Returns a GPU of this host, by the trainer's rank."""
+    """Returns the index of a GPU of this host, chosen by the trainer's rank."""
     return int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count()
 
 
 def _device(name: str, rank: int = 0) -> torch.device:
-    """Returns the device for "auto", "cpu" or "cuda", with or without a number; refuses a device that torch does not find.
+    """Returns the device for "auto", "cpu" or "cuda", with or without a number. Refuses a device that does not exist.
 
     "auto" and "cuda" choose among the devices of this host by the trainer's rank.
     """

@@ -1,4 +1,4 @@
-"""``summary.json``: the results of a run over all its processes, in one flat object. Also the line of ``print(trainer)``."""
+"""``summary.json``: the results of a run over all its processes, in one flat object. Also ``print(trainer)``."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def summarize(
     """Returns the summary of the run. All trainers call it together.
 
     Args:
-        metrics: metrics of the final weights, on test (else valid) data; None without such data.
-        facts: further entries.
+        metrics: metrics of the final weights on test data, or else on valid data. None without both.
+        facts: further entries of the summary.
         stats: statistics of this trainer.
         sparse: statistics of the sparse half.
         processes: ``Stats.snapshot`` of each process that serves this trainer.
 
     Returns:
-        Plain values. ``samples_per_s`` counts only training steps; ``auc`` and ``logloss`` are of the first label.
+        Plain values. ``samples_per_s`` counts only training steps. ``auc`` and ``logloss`` belong to the first label.
     """
     wire = Counter(stats.wire_bytes())
     for snapshot in processes:
@@ -116,7 +116,7 @@ def summarize(
 def features_of(
     schema: Schema, sparse: SparseStats, evaluated: Mapping[str, int]
 ) -> dict[str, dict[str, object]]:
-    """Returns the number of rows and ids of each feature that the model reads, by name.
+    """Returns the numbers of rows and ids of each feature that the model reads, by name.
 
     Args:
         evaluated: the part of ``sparse.features`` that the last evaluation added.
@@ -138,7 +138,7 @@ def histogram_of(name: str, processes: Iterable[StatsSnapshot]) -> Counter[int]:
     """Merges a histogram over several processes.
 
     Args:
-        processes: their ``Stats.snapshot``.
+        processes: the ``Stats.snapshot`` of each process.
     """
     histogram: Counter[int] = Counter()
     for snapshot in processes:
@@ -148,9 +148,9 @@ def histogram_of(name: str, processes: Iterable[StatsSnapshot]) -> Counter[int]:
 
 
 def percentiles_of(ranks: TrainerGroup, counts: Counter[int]) -> dict[str, int]:
-    """Returns ``median``, ``p99`` and ``max`` of the counts of all trainers, by nearest rank; empty without counts.
+    """Returns ``median``, ``p99`` and ``max`` of the counts of all trainers, by nearest rank.
 
-    All trainers call it together.
+    The dict is empty without counts. All trainers call it together.
     """
     total: Counter[int] = Counter()
     for items in ranks.broadcast(ranks.gather(list(counts.items()))):
@@ -164,7 +164,9 @@ def percentiles_of(ranks: TrainerGroup, counts: Counter[int]) -> dict[str, int]:
 
 
 def loads_of_trainers(ranks: TrainerGroup, stats: Stats) -> dict[str, Sequence[float]]:
-    """Returns the work of each trainer in training steps, by rank; empty without counts. All trainers call it together.
+    """Returns the load of each trainer in training steps, by rank. The dict is empty without counts.
+
+    All trainers call it together.
 
     Args:
         stats: statistics of this trainer.
@@ -181,10 +183,10 @@ def loads_of_trainers(ranks: TrainerGroup, stats: Stats) -> dict[str, Sequence[f
 
 
 def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """Returns ``hit_ratio``: the fraction of reads in training served by each tier; empty if there is one tier.
+    """Returns ``hit_ratio``: the fraction of reads in training that each tier served. The dict is empty with one tier.
 
-    A read is a read of an existing row, counted once for each batch that has its key. A prefetched row counts for the
-    tier that it came from.
+    A read is a read of an existing row. It counts once for each batch that has the row's key. A prefetched row counts
+    for the tier from which it was read.
     """
     reads = {
         tier: counters[f"{tier}_reads"] for tier in ("gpu", "dram", "ssd") if f"{tier}_reads" in counters
@@ -198,7 +200,7 @@ def hit_ratio(counters: Mapping[str, int]) -> dict[str, dict[str, float]]:
 
 
 Events = Sequence[tuple[str, float, float]]
-"""Spans: name, start (``time.perf_counter``) and length, both in seconds."""
+"""Spans: the name, the start (``time.perf_counter``) and the length of each, in seconds."""
 
 BESIDE = frozenset(
     {
@@ -212,10 +214,12 @@ BESIDE = frozenset(
 
 
 def timelines(ranks: TrainerGroup, stats: Stats, processes: Mapping[str, StatsSnapshot]) -> dict[str, Events]:
-    """Returns the spans of all processes by name on rank 0, of this trainer on other ranks. All trainers call it together.
+    """Returns the spans of all processes by name on rank 0, and the spans of this trainer on other ranks.
+
+    All trainers call it together.
 
     Args:
-        processes: name of a process → its ``Stats.snapshot``, for processes that this trainer asks.
+        processes: maps the name of each process that this trainer asks to its ``Stats.snapshot``.
     """
     mine: dict[str, Events] = {f"trainer {ranks.rank}": stats.spans.events()}
     others = {title: snapshot["spans"] for title, snapshot in processes.items()}
@@ -227,14 +231,14 @@ def write_timeline(path: Path, processes: Mapping[str, Events], totals_s: Mappin
     """Writes the spans of processes.
 
     Args:
-        processes: spans by name of their process; the first process's phases represent the run.
-        totals_s: seconds of each phase of the first process, over the whole run.
+        processes: the spans of each process, by its name. The phases of the first process represent the run.
+        totals_s: the seconds of each phase of the first process, over the whole run.
     """
     origin = min((start for events in processes.values() for _, start, _ in events), default=0.0)
     trace: list[dict[str, Any]] = []
     for number, (title, events) in enumerate(processes.items()):
         trace.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": title}})
-        free_us: list[int] = []  # when each separate track becomes free
+        free_us: list[int] = []  # the time at which each separate track becomes free
         for name, start, seconds in events:
             begin, end = round((start - origin) * 1e6), round((start - origin + seconds) * 1e6)
             track = 0
@@ -250,7 +254,7 @@ def write_timeline(path: Path, processes: Mapping[str, Events], totals_s: Mappin
     write_whole(path, json.dumps({"traceEvents": trace, "totals_s": totals}))
 
 
-MOST_TABLES = 6  # tables named in the line
+MOST_TABLES = 6  # the most tables that the line names
 
 
 def summary_line(
@@ -259,7 +263,7 @@ def summary_line(
     """Returns one line with the model, the step and the tables.
 
     Args:
-        rows: rows of each table; None if other processes would have to be asked, or the session is not open.
+        rows: the number of rows of each table. None if the session is not open, or if other processes have the rows.
     """
     names = [table.name for table in schema.tables]
     if len(names) > MOST_TABLES:

@@ -20,7 +20,7 @@ class Unpacked(NamedTuple):
     """A batch that was received.
 
     Attributes:
-        ids: int64[N], as in ``Batch``. Each bag keeps its ids; ids of pooled bags may change their order.
+        ids: int64[N], as in ``Batch``. Ids of pooled bags may be in another order within the bag.
         offsets: int32[F·B+1], as in ``Batch``.
         weights: float32[N], or None.
     """
@@ -42,13 +42,13 @@ def pack(
     Args:
         batch_ids: int64[N], as in ``Batch``.
         offsets: int32[F·B+1], as in ``Batch``.
-        num_examples: B.
+        num_examples: the number of examples, B.
         weights: float32[N] or None, as in ``Batch``.
-        pooled: bool[F]: features whose order within a bag does not matter.
+        pooled: bool[F], True for features whose order within a bag does not matter.
 
     Returns:
-        int64[2+2F]: B, if there are weights, and per feature the number of ids and of unique ids; int64: ids; uint16 or
-        uint32: counts; uint16, or uint32 if B > 65,535: examples; float32[N] or [0]: weights.
+        Five arrays. Sizes, int64[2+2F]: B, 1 if there are weights, and per feature the number of ids and of unique ids.
+        Ids, int64. Counts, uint16 or uint32. Examples, uint16, or uint32 if B > 65,535. Weights, float32[N] or [0].
     """
     num_features, num_ids = len(pooled), len(batch_ids)
     ends = offsets[:: num_examples or 1][: num_features + 1]
@@ -149,12 +149,12 @@ KAPPA = wire_codecs.KAPPA
 
 
 def shrink(values: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
-    """Codes float32[..., D] as float16 numbers and one scale per vector.
+    """Encodes vectors, float32[..., D], as float16 numbers and one scale per vector.
 
     The decoded value differs by at most 2⁻¹²(1 + 2⁻⁹)‖v‖∞. For a number of at least 2⁻²⁹‖v‖∞, it differs by at most
-    about 2⁻¹¹ of the number. If the result is denormal, at most half the spacing of denormal float32 is added. Zeros
-    stay zeros and keep their sign. NaN stays NaN, and infinities stay infinities. ‖v‖∞ is then taken over the vector's
-    finite numbers, which are coded as usual.
+    about 2⁻¹¹ of the number. If the result is denormal, the error grows by at most half the spacing of denormal
+    float32. Zeros stay zeros and keep their sign. NaN stays NaN, and infinities stay infinities. In a vector with NaN
+    or infinities, ‖v‖∞ is the largest magnitude of its finite numbers, which are encoded as usual.
 
     Returns:
         float16[..., D], and ‖v‖∞ of each vector: float32[..., 1], or [..., 0] if D is 0.
@@ -187,7 +187,7 @@ def grow(halves: NDArray[np.float16], scales: NDArray[np.float32]) -> NDArray[np
         return values
     dim = halves.shape[-1]
     rows, scale = values.reshape(-1, dim), np.ascontiguousarray(scales).reshape(-1, 1)
-    wide = ~(scale[:, 0] >= wire_codecs.SMALL)  # the factor is beyond float32
+    wide = ~(scale[:, 0] >= wire_codecs.SMALL)  # vectors whose factor exceeds float32
     with np.errstate(invalid="ignore", over="ignore"):
         rows *= scale * np.float32(1 / KAPPA)
         if wide.any():

@@ -23,19 +23,19 @@ Layout = tuple[tuple[DTypeLike, Shape], ...]
 class Codec(ABC):
     """Packs float32 arrays of any shape, and unpacks them in another process.
 
-    If a message has a number that is not finite, the unpacked array has a non-finite number too. So the receiver
-    refuses the step as well.
+    If an array has a number that is not finite, the unpacked array also has such a number. So the receiver refuses the
+    step too.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def layout(self, shape: Shape) -> Layout:
-        """Returns dtype and shape of each array of a message."""
+        """Returns the dtype and shape of each array of a message."""
 
     @abstractmethod
     def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
-        """Returns a message as arrays that a frame carries. They may be views of ``values``."""
+        """Returns a message, as arrays for a frame. They may be views of ``values``."""
 
     def unpack(self, arrays: tuple[NDArray[Any], ...], shape: Shape) -> NDArray[np.float32]:
         """Returns the array of a message.
@@ -54,7 +54,7 @@ class Codec(ABC):
 
     @abstractmethod
     def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
-        """Returns the numbers of a message whose layout is right, in any shape."""
+        """Returns the numbers of a message in any shape. The layout of the message is correct."""
 
     def packed_bytes(self, shape: Shape) -> int:
         """Returns the size of a message's arrays in bytes."""
@@ -66,12 +66,12 @@ class Codec(ABC):
 
 
 def flat(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns all numbers in C order, float32[n]; a view if possible."""
+    """Returns all numbers in C order, float32[n], as a view if possible."""
     return np.ascontiguousarray(values, np.float32).reshape(-1)
 
 
 def rows_of(shape: Shape) -> Shape:
-    """Returns R and D: the number of rows of the last dimension, and their length; (0, 0) for an empty array."""
+    """Returns (R, D): the number of rows along the last dimension, and their length, or (0, 0) for empty arrays."""
     num_values, dim = math.prod(shape), shape[-1] if shape else 1
     return (num_values // dim, dim) if num_values else (0, 0)
 
@@ -83,7 +83,7 @@ class Float32(Codec):
     name: ClassVar[str] = "float32"
 
     def layout(self, shape: Shape) -> Layout:
-        """float32[n]."""
+        """Returns the layout of the numbers, float32[n]."""
         return ((np.float32, (math.prod(shape),)),)
 
     def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
@@ -105,7 +105,7 @@ class BFloat16(Codec):
     name: ClassVar[str] = "bfloat16"
 
     def layout(self, shape: Shape) -> Layout:
-        """uint16[n]: the bits."""
+        """Returns the layout of the bits, uint16[n]."""
         return ((np.uint16, (math.prod(shape),)),)
 
     def pack(self, values: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
@@ -119,7 +119,7 @@ class BFloat16(Codec):
 
 
 def widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Returns the numbers that bits of bfloat16 stand for."""
+    """Converts bits of bfloat16 to float32."""
     bits = halves.astype(np.uint32)
     bits <<= 16
     return bits.view(np.float32)
@@ -127,18 +127,18 @@ def widened(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Int8(Codec):
-    """Sends each number as a count of steps above the least number of its row, and each row's step and least number.
+    """Sends each number as a number of steps, 0 to 255, above the least number of its row.
 
-    The decoded value differs by at most half a step: 1/510 of the row's range. Float32's rounding adds 10⁻⁴ of a step
-    and 2⁻²³ of the row's largest magnitude. The least number of a row is exact. If a row's range is below 2⁻¹⁰⁰, all
-    its numbers become the least one. If a row has a number that is not finite, or a range beyond float32, it becomes
-    NaN.
+    A message also has the step and the least number of each row. The decoded value differs by at most half a step,
+    which is 1/510 of the row's range. Float32's rounding adds 10⁻⁴ of a step and 2⁻²³ of the row's largest magnitude.
+    The least number of a row is exact. If a row's range is below 2⁻¹⁰⁰, all numbers of the row become its least number.
+    If a row has a number that is not finite, or a range beyond float32, all numbers of the row become NaN.
     """
 
     name: ClassVar[str] = "int8"
 
     def layout(self, shape: Shape) -> Layout:
-        """uint8[R, D]; float32[R, 2]: step and least number."""
+        """Returns the layout of the codes, uint8[R, D], and of the steps and least numbers, float32[R, 2]."""
         num_rows, dim = rows_of(shape)
         return (np.uint8, (num_rows, dim)), (np.float32, (num_rows, 2))
 
@@ -160,13 +160,13 @@ class Int8(Codec):
 
 @dataclass(frozen=True, slots=True)
 class TopK(Codec):
-    """Sends the numbers of largest magnitude of each message with their places. Among equal numbers, the first are sent.
+    """Sends the numbers of largest magnitude with their places. Among equal magnitudes, the first numbers are sent.
 
-    NaN counts as larger than infinity, and infinity as larger than any number. So if a message has NaN or infinity, one
-    of them arrives.
+    NaN counts as larger than infinity, and infinity as larger than any number. So if an array has NaN or infinity, at
+    least one of them is sent.
 
     Attributes:
-        share: the part of a message's numbers that is sent, at least one number; 0 < share ≤ 1.
+        share: the part of the numbers that is sent, at least one number. 0 < share ≤ 1.
     """
 
     share: float = 0.1
@@ -174,7 +174,7 @@ class TopK(Codec):
     name: ClassVar[str] = "topk"
 
     def layout(self, shape: Shape) -> Layout:
-        """uint32[k]: the places, in order; uint16[k]: the bits of bfloat16."""
+        """Returns the layout of the places in ascending order, uint32[k], and of the bits of bfloat16, uint16[k]."""
         kept = (math.ceil(self.share * math.prod(shape)),)
         return (np.uint32, kept), (np.uint16, kept)
 
@@ -187,7 +187,7 @@ class TopK(Codec):
         return arrays
 
     def _unpack(self, *arrays: NDArray[Any], num_values: int) -> NDArray[np.float32]:
-        """Returns the numbers, with zeros for those that were not sent."""
+        """Returns all numbers. Numbers that were not sent are zero."""
         indices, halves = arrays
         if indices.max(initial=0) >= max(1, num_values):
             raise WireError(f"a message by {self.name}: place {indices.max()} of {num_values} numbers")
@@ -197,17 +197,19 @@ class TopK(Codec):
 
 
 class ErrorFeedback:
-    """One stream of gradients, from one net to one part. Its numbers mean the same in every message.
+    """One stream of gradients, from one net to one part, with error feedback.
 
-    A message carries numbers of the gradient plus what earlier messages left out. The rest follows the outcome of the
-    step. After :meth:`apply` it waits for the next message. After :meth:`discard` the stream is as it was before the
-    step, so that a refused gradient has no later effect. It keeps what earlier steps left out. If a step sends several
-    messages, for example one per micro-batch, each continues from the one before.
+    A place has the same meaning in every message. A message is packed from the sum of the gradient and the numbers that
+    earlier messages left out. If the step is applied (:meth:`apply`), the numbers that its messages left out are added
+    to the next message. If the step is refused (:meth:`discard`), the stream returns to its state before the step, so
+    that a refused gradient has no later effect. If a step sends several messages, for example one per micro-batch, each
+    continues from the message before.
 
-    A shorter message, for example that of an epoch's last batch, uses the first of the numbers. The others wait.
+    A shorter message, for example in an epoch's last batch, uses the first places. The numbers of the remaining places
+    wait for a longer message.
 
     Args:
-        left: the initial :attr:`left`, when a stream is resumed.
+        left: the initial :attr:`left` of a resumed stream.
     """
 
     def __init__(self, codec: TopK, left: NDArray[np.float32] | None = None) -> None:
@@ -217,7 +219,7 @@ class ErrorFeedback:
 
     @property
     def left(self) -> NDArray[np.float32]:
-        """The gradients that applied steps have left out: float32, as long as the longest message. Read-only."""
+        """The numbers that applied steps have left out, float32, with the length of the longest message. Read-only."""
         return self._left
 
     def pack(self, gradients: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
@@ -229,26 +231,26 @@ class ErrorFeedback:
         total[: len(numbers)] += numbers
         arrays = self.codec.pack(total[: len(numbers)])
         indices, halves = arrays
-        with np.errstate(invalid="ignore"):  # infinity minus infinity, in a step that will be refused
+        with np.errstate(invalid="ignore"):  # for infinity minus infinity, in a step that will be refused
             total[indices] -= widened(halves)
         self._of_step = total
         return arrays
 
     def apply(self) -> None:
-        """Keeps the numbers that the step left out for the next step."""
+        """Keeps the numbers that the step left out, for the next step."""
         if self._of_step is not None:
             self._left, self._of_step = self._of_step, None
 
     def discard(self) -> None:
-        """Forgets the step."""
+        """Returns to the state before the step, because the step was refused."""
         self._of_step = None
 
 
 ACTIVATIONS: Mapping[str, Codec] = MappingProxyType(
     {codec.name: codec for codec in (Float32(), BFloat16(), Int8())}
 )
-"""Name in a config → codec of activations."""
+"""The codecs of activations, by their names in a config."""
 GRADIENTS: Mapping[str, Codec] = MappingProxyType(
     {codec.name: codec for codec in (Float32(), BFloat16(), TopK())}
 )
-"""Name in a config → codec of gradients."""
+"""The codecs of gradients, by their names in a config."""

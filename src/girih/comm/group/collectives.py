@@ -1,7 +1,7 @@
-"""The collectives of a run's trainers, as one trainer sees them: its rank, their number, their messages.
+"""The collectives of a run's trainers.
 
-Tensors go through ``torch.distributed`` on a separate process group. Everything else travels as JSON in tensors of
-bytes, or as notes in the run's registry. Nothing is pickled.
+Tensors are sent through ``torch.distributed``, on a separate process group. All other values are sent as JSON in
+tensors of bytes, or are stored as notes in the run's registry. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from girih.telemetry.busy import waiting
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 _FOREVER_S = 1e9
-_LITTLE_BYTES = 256  # up to this size every rank adds up the whole tensor
-_RING_BYTES = 1 << 17  # larger tensors go around a ring, which copies less
+_LITTLE_BYTES = 256  # up to this size, every rank sums the whole tensor
+_RING_BYTES = 1 << 17  # larger tensors are summed around a ring, which copies less
 
 
 class Collectives:
@@ -38,12 +38,12 @@ class Collectives:
 
     Args:
         rank, size: this trainer's rank, and the number of ranks.
-        registry: the registry in which they meet; not needed for a single trainer.
-        host: the host at which this trainer listens for the others; None leaves the choice to gloo.
-        name: distinguishes groups that meet in the same registry; the same on all ranks, used once.
+        registry: the registry through which the ranks find each other. A single trainer needs no registry.
+        host: the host at which this trainer listens for other trainers, or None to let gloo choose.
+        name: the name of the group in the registry. It is the same on all ranks, and is used for only one group.
 
     Attributes:
-        lost: set if a process of the run is gone, so nobody should wait for the others any more.
+        lost: set if a process of the run is gone, so that this rank must not wait for other ranks any more.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Collectives:
 
     @property
     def process_group(self) -> Any:
-        """The group for the ``group`` argument of ``torch.distributed``; None for a single trainer."""
+        """The group for the ``group`` argument of ``torch.distributed``, or None for a single trainer."""
         return None if self._group is None else self._group.process_group
 
     @property
@@ -79,9 +79,9 @@ class Collectives:
         return self.rank == 0
 
     def split(self, members: Sequence[int]) -> Self | None:
-        """Returns a group of some ranks, in this order; None if this rank is not a member. All ranks call it.
+        """Returns a group of some ranks, in the given order, or None if this rank is not a member.
 
-        Each rank calls it for its own part. Members of a part name the same ranks. The parts of one call are disjoint.
+        All ranks call this method. Members of a group pass the same ranks. Different groups have no common rank.
         """
         self._num_splits += 1
         if self.rank not in members:
@@ -96,7 +96,7 @@ class Collectives:
         """Makes current and later collectives raise on all ranks. Callable from any thread."""
         self._abort_here()
         if self.size > 1:
-            with contextlib.suppress(GirihError):  # if the registry is gone, all other ranks notice that too
+            with contextlib.suppress(GirihError):  # if the registry is gone, all other ranks notice this too
                 for rank in range(self.size):
                     self.registry.set(f"{self.name}/abort/{rank}", "1")
 
@@ -126,7 +126,7 @@ class Collectives:
         return self.sum([float(flag)])[0] > 0
 
     def broadcast(self, value: Any) -> Any:
-        """Returns the value of rank 0 on all ranks: anything that JSON can hold."""
+        """Returns the value of rank 0 on all ranks. JSON must be able to represent the value."""
         if self.size == 1:
             return value
         text = json.dumps(value).encode() if self.first else b""
@@ -137,12 +137,15 @@ class Collectives:
         return json.loads(bytes(content.numpy()))
 
     def gather(self, value: T) -> list[T] | None:
-        """Returns, on rank 0, the values of all ranks (anything that JSON can hold); None on the other ranks."""
+        """Returns the values of all ranks on rank 0, and None on all other ranks.
+
+        JSON must be able to represent the values.
+        """
         arrays = self.gather_arrays({"": np.frombuffer(bytearray(json.dumps(value).encode()), np.uint8)})
         return None if arrays is None else [json.loads(bytes(each[""])) for each in arrays]
 
     def gather_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]] | None:
-        """Returns, on rank 0, the arrays of each rank, rank 0 included; None on the other ranks."""
+        """Returns the arrays of each rank, including rank 0, on rank 0, and None on all other ranks."""
         if self.size == 1:
             return [dict(arrays)]
         if self.first:
@@ -163,9 +166,9 @@ class Collectives:
     def begin_exchange(
         self, sent: Tensor, sent_sizes: Sequence[int], received_sizes: Sequence[int]
     ) -> Callable[[], Tensor]:
-        """Begins :meth:`exchange`. Call the returned function to end it.
+        """Begins :meth:`exchange`. The returned function ends it, and returns the received parts.
 
-        For a tensor on a GPU, that call makes the current stream wait, but not the host.
+        For a tensor on a GPU, the returned function makes the current stream wait, but not the host.
         """
         if self.size == 1:
             return lambda: sent
@@ -179,7 +182,7 @@ class Collectives:
         return end
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns the tensors of all ranks, which have one shape, in the order of ranks: [size, ...]."""
+        """Returns the tensors of all ranks in the order of ranks, [size, ...]. All tensors have the same shape."""
         counts = [tensor.numel()] * self.size
         flat = self.exchange(tensor.reshape(-1).repeat(self.size), counts, counts)
         return flat.view(self.size, *tensor.shape)
@@ -189,12 +192,12 @@ class Collectives:
         return tuple(self.broadcast(self.gather(self._host or socket.gethostname())))
 
     def next_number(self) -> int:
-        """Returns the next number of a counter: the same number on all ranks that have called it equally often."""
+        """Returns the next number of a counter. The n-th call returns the same number on all ranks."""
         self._number += 1
         return self._number
 
     def put(self, key: str, text: str) -> None:
-        """Leaves a note for the other ranks, from any thread."""
+        """Leaves a note for other ranks. Callable from any thread."""
         self.registry.set(f"{self.name}/note/{key}", text)
 
     def has(self, key: str) -> bool:
@@ -202,7 +205,7 @@ class Collectives:
         return self.registry.check([f"{self.name}/note/{key}"])
 
     def take(self, key: str) -> str | None:
-        """Returns a note and deletes it; None if there is no note."""
+        """Returns and deletes a note. Returns None if the note does not exist."""
         key = f"{self.name}/note/{key}"
         text = self.registry.get(key)
         if text is not None:
@@ -220,7 +223,10 @@ class Collectives:
         return work if async_op else await_work(work)
 
     def _small_sum(self, flat: Tensor) -> Tensor:
-        """Returns the sum with at most half the messages of a ring, because gloo adds 144 bytes to each."""
+        """Returns the sum of a small tensor. Sends at most half the messages of a ring.
+
+        gloo adds 144 bytes to each message, so fewer messages are better.
+        """
         if flat.nbytes <= _LITTLE_BYTES:
             return _in_turn(self.all_gather(flat))
         counts = [flat.numel()] * self.size
@@ -230,12 +236,12 @@ class Collectives:
         return self.exchange(part.repeat(self.size), own, parts)
 
     def broadcast_tensor(self, tensor: Tensor) -> None:
-        """Overwrites a tensor with rank 0's, in place."""
+        """Overwrites a tensor with the tensor of rank 0, in place."""
         if self.size > 1:
             await_work(self.process_group.broadcast(tensor, 0))
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Waits until all ranks have called this method."""
         if self.size > 1:
             await_work(self.process_group.barrier())
 
@@ -249,7 +255,7 @@ class Collectives:
             part.close()
         if self._group is not None:
             self._group = None
-            with contextlib.suppress(GirihError):  # ends the thread that watches this key
+            with contextlib.suppress(GirihError):  # deleting this key ends the thread that watches it
                 self.registry.set(f"{self.name}/abort/{self.rank}", "closed")
             gc.collect()
 
@@ -279,13 +285,13 @@ class Collectives:
 
 
 def await_work(work: dist.Work) -> bool:
-    """Waits for a collective, until the other ranks have joined and all bytes have arrived."""
+    """Waits until all ranks have joined a collective and all bytes have arrived."""
     with waiting():
         return work.wait()
 
 
 def _in_turn(rows: Tensor) -> Tensor:
-    """Returns the sum of rows, added in the order of ranks, so a number's place in the tensor does not matter."""
+    """Returns the sum of rows, added in the order of ranks. So a sum does not depend on its place in the tensor."""
     total = rows[0].clone()
     for row in rows[1:]:
         total += row
@@ -297,7 +303,7 @@ def _bytes_of(array: NDArray[Any]) -> Tensor:
 
 
 def _watch(of: weakref.ref[Collectives], registry: Registry, key: str) -> None:
-    """Aborts here when another rank aborts, or when the registry is gone, until the group is closed."""
+    """Aborts the group on this rank if another rank aborts or the registry is gone. Runs until the group is closed."""
     with contextlib.suppress(GirihError):
         registry.wait([key], _FOREVER_S)
     group = of()

@@ -1,7 +1,7 @@
-"""AllToAllv with message sizes that follow from counts: the requests of trainers to each other, and the answers.
+"""AllToAllv for the requests of trainers to each other and the answers. Message sizes follow from counts.
 
-First each rank sends every other rank a few counts, for example how many keys of each group it will request. All
-message sizes in both directions follow from these counts, for the sender, the relays and the receiver.
+First each rank sends every other rank a few counts, for example the number of keys of each group that it will request.
+The sender, the relays and the receiver compute all message sizes in both directions from these counts.
 
 Shapes: P ranks, C counts.
 """
@@ -20,17 +20,18 @@ from girih.comm.group.collectives import Collectives, await_work
 
 Counts = NDArray[np.int64]
 Sizes = Callable[[Counts], Counts]
-"""Counts, int64[..., C] → the length of each message in numbers, int64[...]."""
+"""A function of counts, int64[..., C], that returns the length of each message in numbers, int64[...]."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """The counts or sizes of one exchange that this rank needs. All ranks send along it in the same order.
+    """The counts or sizes of one exchange that this rank needs. All ranks use their passages in the same order.
 
     Attributes:
-        sent, received: [P, ...], of this rank's messages to each rank, and of each rank's messages to this one.
-        outgoing: host that this rank is a relay for → [R, S, ...], from each rank here to each rank there.
-        incoming: host that this rank is a relay for → [S, R, ...], from each rank there to each rank here.
+        sent, received: [P, ...], of this rank's messages to each rank, and of each rank's messages to this rank.
+        outgoing: maps each host for which this rank is the relay to [R, S, ...], from each rank of this host to each
+            rank of the other host.
+        incoming: maps the same hosts to [S, R, ...], from each rank of the other host to each rank of this host.
     """
 
     sent: Counts
@@ -59,13 +60,13 @@ class DirectExchange:
         self._ranks = ranks
         self._relayed: dict[
             int, tuple[int, int]
-        ] = {}  # host that this rank is a relay for → ranks here and there
+        ] = {}  # maps each host for which this rank is the relay to the ranks of this host and of the other host
 
     def send_counts(self, counts: Counts) -> Passage:
-        """Sends each rank its counts, int64[P, C], none negative. C is the same on all ranks.
+        """Sends each rank its counts, int64[P, C], not negative. C is the same on all ranks.
 
         Returns:
-            These counts, and the counts that each rank sent to this one. The sizes of later messages follow from them.
+            These counts, and the counts that each rank sent to this rank. They determine the sizes of later messages.
         """
         size, num_counts = counts.shape
         alike = np.full(size, num_counts)
@@ -81,15 +82,18 @@ class DirectExchange:
         return Passage(counts, received.numpy().reshape(counts.shape), out_counts, in_counts)
 
     def begin(self, sent: Tensor, sizes: Passage) -> Callable[[], Tensor]:
-        """Begins to move the parts of a flat tensor to the ranks. The returned function ends this and returns the received parts."""
+        """Begins to send the parts of a flat tensor to the ranks.
+
+        The returned function ends the exchange, and returns the received parts.
+        """
         return self._ranks.begin_exchange(sent, sizes.sent.tolist(), sizes.received.tolist())
 
     def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
-        """Moves the parts of a flat tensor to the ranks in turn.
+        """Sends the parts of a flat tensor to the ranks, in the order of ranks.
 
         Returns:
-            The parts that arrived here. Then the messages that this rank passed on, by host: to other hosts, and from
-            other hosts. The order is that of :class:`Passage`.
+            The parts that this rank received. Then the messages that this rank passed on to other hosts and from other
+            hosts, by host, in the order of :class:`Passage`.
         """
         return self.begin(sent, sizes)(), {}, {}
 
@@ -99,13 +103,13 @@ _TAG = 0
 
 
 class BetweenHosts(DirectExchange):
-    """An exchange that groups messages by host.
+    """An exchange that joins the messages between two hosts. A relay on each host sends and receives them.
 
     Args:
         hosts: the name of each rank's host, the same on all ranks.
 
     Attributes:
-        num_messages: messages that this rank has sent to other hosts.
+        num_messages: the number of messages that this rank has sent to other hosts.
     """
 
     def __init__(self, ranks: Collectives, hosts: Sequence[str]) -> None:
@@ -123,7 +127,7 @@ class BetweenHosts(DirectExchange):
         self._relayed = {host: (here, len(self._members[host])) for host in self._relays[ranks.rank]}
 
     def begin(self, sent: Tensor, sizes: Passage) -> Callable[[], Tensor]:
-        """See :class:`DirectExchange`: all is done at the end."""
+        """See :class:`DirectExchange`. The returned function makes the whole exchange."""
         return lambda: self.move(sent, sizes)[0]
 
     def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
@@ -167,18 +171,18 @@ class BetweenHosts(DirectExchange):
         return torch.cat([found[rank] for rank in range(self._ranks.size)]), outgoing, incoming
 
     def _relay(self, host: int, other: int) -> int:
-        """Returns the rank of ``host`` that relays the messages between its ranks and the ranks of ``other``."""
+        """Returns the rank of ``host`` that relays the messages between the ranks of ``host`` and of ``other``."""
         members = self._members[host]
         return members[(other - (other > host)) % len(members)]
 
     def _beyond(self, rank: int) -> list[int]:
-        """Returns the ranks of other hosts that a rank of this host relays messages for."""
+        """Returns the ranks of other hosts for which a rank of this host relays messages."""
         return [each for host in self._relays[rank] for each in self._members[host]]
 
     def _swap(
         self, like: Tensor, sent: Mapping[int, _Pieces], sizes: Mapping[int, Sequence[int]]
     ) -> dict[int, _Pieces]:
-        """Sends pieces to some ranks, one message each. Returns the pieces from the ranks that ``sizes`` names."""
+        """Sends one message with pieces to each of some ranks. Returns the pieces from the ranks in ``sizes``."""
         here, group = self._ranks.rank, self._ranks.process_group
         came: dict[int, _Pieces] = {}
         messages, works = [], []

@@ -1,8 +1,8 @@
-"""Process groups of ``torch.distributed`` that are formed without its default group, and that can be aborted.
+"""Process groups of ``torch.distributed`` that need no default group, and that can be aborted.
 
-gloo has no abort: a blocked call blocks until its timeout. But gloo fails at once when a connection ends. So abort
-shuts down this process's connections of the group. It recognizes them by the port at which the group's device listens,
-here or at the other end.
+gloo has no abort, so a blocked call blocks until its timeout. But gloo fails immediately when a connection ends. So
+abort shuts down this process's connections of the group. It finds them by port: the local or the remote port is the
+port at which the group's device listens.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGl
 from girih.comm.registry import WAIT_S, Registry
 
 PATIENCE = datetime.timedelta(minutes=30)
-"""The longest time that a trainer waits for the others: the slowest may be evaluating or saving."""
+"""The longest time that a trainer waits for other trainers. They may be evaluating or saving."""
 
 
 class AbortableGroup:
     """A process group of gloo for tensors on CPUs and, if available, of NCCL for tensors on GPUs.
 
     Args:
-        store: the store in which its ranks meet; no other group may have used it.
-        host: the host at which gloo listens. None leaves it to gloo (``GLOO_SOCKET_IFNAME``, or the address of the host
-            name).
+        store: the store through which the ranks find each other. No other group may have used it.
+        host: the host at which gloo listens. With None, gloo chooses the host (``GLOO_SOCKET_IFNAME``, or the address
+            of the host name).
 
     Attributes:
-        process_group: for collectives and ``DistributedDataParallel``.
+        process_group: the group for collectives and ``DistributedDataParallel``.
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, host: str | None, name: str) -> None:
@@ -68,7 +68,7 @@ class AbortableGroup:
         self.process_group._register_backend(torch.device(device), kind, backend)
 
     def abort(self) -> None:
-        """Makes collectives in progress raise, here and in connected processes. Callable from any thread."""
+        """Makes collectives in progress raise, in this process and in connected processes. Callable from any thread."""
         if self._nccl is not None:
             self._nccl.abort()
         for connection in _sockets():
@@ -88,7 +88,7 @@ def _listening() -> list[tuple[str, int]]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yields all TCP sockets of this process, as copies; each is closed after use."""
+    """Yields copies of all TCP sockets of this process. Each copy is closed after use."""
     for descriptor in os.listdir("/dev/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
@@ -102,7 +102,7 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 class RegistryStore(Store):
-    """Keys with one prefix in a registry. Values are bytes, kept as text with the same code points."""
+    """A store for torch: the keys with a prefix in a registry. Values are bytes, stored as text by code point."""
 
     def __init__(self, registry: Registry, prefix: str) -> None:
         super().__init__()
@@ -114,21 +114,21 @@ class RegistryStore(Store):
         self._registry.set(self._key(key), text)
 
     def get(self, key: str) -> bytes:
-        """Returns the value of a key when the key exists."""
+        """Waits until a key exists, and returns its value."""
         self.wait([key])
         return (self._registry.get(self._key(key)) or "").encode("latin-1")
 
     def add(self, key: str, value: int) -> int:
-        """Adds to a number."""
+        """Adds to the number of a key, and returns the sum."""
         return self._registry.add(self._key(key), value)
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Sets a key if it has the expected value."""
+        """Sets a key if it has the expected value. Returns the key's value after the call."""
         old, new = (v if isinstance(v, str) else bytes(v).decode("latin-1") for v in (expected, desired))
         return self._registry.compare_set(self._key(key), old, new).encode("latin-1")
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Returns when all keys exist."""
+        """Waits until all keys exist."""
         timeout_s = WAIT_S if timeout is None else timeout.total_seconds()
         self._registry.wait([self._key(key) for key in keys], timeout_s)
 
@@ -137,7 +137,7 @@ class RegistryStore(Store):
         return self._registry.check([self._key(key) for key in keys])
 
     def deleteKey(self, key: str) -> bool:
-        """Removes a key. ``torch`` needs this name. It builds the other methods from those of this class."""
+        """Removes a key. ``torch`` needs a method of this name, and derives further methods from this class."""
         return self._registry.delete(self._key(key))
 
     def _key(self, key: str) -> str:

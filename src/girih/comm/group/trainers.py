@@ -1,4 +1,4 @@
-"""Agreement of trainers on a step's loss, on who refuses the step, and on when all of them stop."""
+"""Agreement of trainers: on a step's loss, on whether the step is refused, and on when all trainers stop."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torch import Tensor
 from girih.comm.group.collectives import Collectives
 from girih.errors import NonFiniteError
 
-_LOOK_S: Final = 0.02  # between two looks for a note, because each look is a call
+_LOOK_S: Final = 0.02  # the time between two searches for a note, because each search is a call
 Numbers = Sequence[float]
 NO_NUMBERS = torch.empty(0, dtype=torch.float64)
 LOSS, REFUSES, STOPS = BALLOT = range(3)
-"""A trainer's ballot: its part of the step's loss, if it refuses the step, and if it wants to stop after the step."""
+"""A trainer's ballot: its part of the step's loss, 1 if it refuses the step, 1 if it wants to stop after the step."""
 
 
 class StopVotes:
-    """Stops and pauses as one trainer knows them. Trainers agree by the sums of their ballots.
+    """The stops and pauses that one trainer knows of. Trainers agree by the sums of their ballots.
 
     Attributes:
-        num_stops: stops that have ended.
-        agreed_stop: all trainers stop, by the last sum.
+        num_stops: the number of stops that have ended.
+        agreed_stop: True if all trainers stop, according to the last sum of ballots.
     """
 
     _stop = _pause = agreed_stop = False
@@ -37,12 +37,12 @@ class StopVotes:
         self._stop = True
 
     def request_pause(self) -> None:
-        """Makes all ranks stop together, and continue after :meth:`end_pause`, unless a rank must stop for good."""
+        """Makes all ranks stop together and continue after :meth:`end_pause`, unless a rank must stop permanently."""
         self._pause = True
 
     @property
     def stop_requested(self) -> bool:
-        """True if this trainer was asked to stop or pause, even if the others do not know it yet."""
+        """True if this trainer was asked to stop or pause, even if other trainers do not know of it yet."""
         return self._stop or self._pause
 
     @property
@@ -52,11 +52,11 @@ class StopVotes:
 
     @property
     def pause_ballot(self) -> list[float]:
-        """Two numbers: 1 if this trainer must pause, and 1 if it must stop for good."""
+        """Returns two numbers: 1 if this trainer must pause, and 1 if it must stop permanently."""
         return [float(self._pause), float(self._stop)]
 
     def note_stops(self, num_stopping: float) -> None:
-        """Records the number of trainers that want to stop, which all learned in the same step."""
+        """Records the number of trainers that want to stop. All trainers learn this number in the same step."""
         self.agreed_stop = num_stopping > 0
 
     def end_pause(self) -> None:
@@ -71,10 +71,10 @@ class StopVotes:
 
 
 class TrainerGroup(StopVotes, Collectives):
-    """The trainers of a run. All of them call each method except ``request_stop``, in the same order.
+    """The trainers of a run. All trainers call each method except ``request_stop``, in the same order.
 
-    In step, all learn of a stop in the same vote. After :meth:`set_unsynchronized`, a stop is a note in the registry,
-    and each trainer looks for it after a step.
+    If trainers run in step, all learn of a stop in the same vote. After :meth:`set_unsynchronized`, a stop is a note in
+    the registry. Each trainer looks for the note after a step.
     """
 
     unsynchronized = False
@@ -82,33 +82,33 @@ class TrainerGroup(StopVotes, Collectives):
     _looked_s = 0.0
 
     def set_unsynchronized(self, unsynchronized: bool = True) -> None:
-        """Lets each trainer run at its own pace between two saves. With False, all do every step together."""
+        """Lets each trainer run at its own pace between two saves. With False, all trainers make each step together."""
         self.unsynchronized = unsynchronized
 
     def vote(self, loss: float, *, refusing: bool = False) -> tuple[float, int]:
-        """Shares the votes of one step: the sum of losses, the number of refusals, and if a trainer wants to stop.
+        """Exchanges the trainers' ballots for one step: loss, refusal, and the wish to stop.
 
         Returns:
-            The sum of the losses, and how many trainers refuse the step.
+            The sum of the losses, and the number of trainers that refuse the step.
         """
         total, num_refusing, num_stopping = self.sum([loss, float(refusing), float(self.stop_requested)])
         self.note_stops(num_stopping)
         return total, int(num_refusing)
 
     def agree_on_pause(self) -> bool:
-        """Returns whether all ranks stopped only for a pause. Called once they are :attr:`stopping`."""
+        """Returns whether all ranks stopped only for a pause. Call it when :attr:`stopping` is True."""
         num_pausing, num_stopping = self.sum(self.pause_ballot)
         return num_pausing > 0 and num_stopping == 0
 
     @property
     def stopping(self) -> bool:
-        """True if all ranks stop now: the same on all of them since they last agreed."""
+        """True if all ranks stop now. The value is the same on all ranks since they last agreed."""
         return self.stop_requested if self.size == 1 else self.agreed_stop
 
     def poll_stop(self) -> None:
-        """Between two unsynchronized steps: reports that this trainer stops, or learns that another trainer stops."""
+        """Reports that this trainer stops, or learns that another trainer stops. For use after unsynchronized steps."""
         if not self.unsynchronized or self.size == 1 or self.agreed_stop:
-            return  # in step, the next vote carries the stop
+            return  # if trainers run in step, the next vote has the wish to stop
         note, now = f"stop/{self.num_stops}", time.monotonic()
         if self.stop_requested:
             self.put(note, "1")
@@ -118,18 +118,18 @@ class TrainerGroup(StopVotes, Collectives):
             self.agreed_stop = self.has(note)
 
     def rendezvous(self) -> bool:
-        """Returns whether all trainers have come. False if one of them stops, or has done its last step."""
+        """Waits for a meeting of all trainers. Returns False if a trainer stops or has made its last step."""
         if not self.unsynchronized or self.size == 1:
             return True
         return self._count_leaving(False) == 0 and not self.agreed_stop
 
     def finish(self) -> None:
-        """Returns when all trainers have done their last step."""
+        """Waits until all trainers have made their last step."""
         while self.unsynchronized and self.size > 1 and self._count_leaving(True) < self.size:
-            pass  # others came to a meeting, which is cancelled now
+            pass  # other trainers wait for a meeting, which is cancelled now
 
     def stop_together(self) -> bool:
-        """Asks all trainers if one of them wants to stop; if so, all stop."""
+        """Asks all trainers whether they want to stop. If a trainer wants to stop, all trainers stop."""
         self.note_stops(self.sum([float(self.wants_stop)])[0])
         return self.agreed_stop
 
@@ -140,10 +140,10 @@ class TrainerGroup(StopVotes, Collectives):
 
 
 def gathered_rows(rows: Tensor, ranks: TrainerGroup, sizes: Sequence[int]) -> Tensor:
-    """Returns the rows of all trainers, T[N, ...], in the order of ranks; each trainer has T[sizes[rank], ...].
+    """Returns the rows of all trainers, T[N, ...], in the order of ranks. Each trainer passes T[sizes[rank], ...].
 
-    All trainers call it together, and its backward pass too. In the backward pass each trainer gets, for its rows, the
-    sum of the gradients of all trainers.
+    All trainers call this function together, and also its backward pass. In the backward pass, each trainer gets the
+    sum of all trainers' gradients for its rows.
     """
     if ranks.size == 1:
         return rows
@@ -174,7 +174,7 @@ class _Gathered(torch.autograd.Function):
         parts = ranks.exchange(gradient.contiguous().reshape(-1), ctx.counts, own)
         found = parts.view(ranks.size, sizes[ranks.rank], *gradient.shape[1:])
         total = found[0].clone()
-        for part in found[1:]:  # every rank adds up in the order of ranks, so results are equal
+        for part in found[1:]:  # every rank adds in the order of ranks, so results are equal on all ranks
             total += part
         return total, None, None
 
@@ -187,21 +187,23 @@ def _nothing_from(numbers: Numbers) -> None:
 class Vote:
     """The vote of both halves of all R trainers on one step, in one message.
 
-    The dense half makes the vote, and the sparse half casts it. Then both halves move, or neither does.
+    The dense half creates the vote, and the sparse half casts it. Then either both halves are updated, or none.
 
     Attributes:
-        refused: 0-d bool, on its device: the step moves nothing. Until the vote is cast, only this dense half's
-            refusal.
+        refused: 0-d bool, on its device: True if the step is refused and changes nothing. Before the vote is cast, True
+            if this trainer's dense half refuses the step.
         loss: float64[], on its device: this trainer's part of the step's loss.
-        deferred: the host learns the outcome one step later. Kernels read ``refused``, so nothing waits for the device.
-        ranks: the trainers that vote; None if this trainer votes alone.
-        known_refused: the vote was cast, and the host knows that the step moves nothing.
-        ballots: float64[R, 3]: per trainer its loss, if it refuses the step, and if it wants to stop after the step.
+        deferred: True if the host learns the outcome one step later. Kernels read ``refused``, so the host does not
+            wait for the device.
+        ranks: the trainers that vote, or None if this trainer votes alone.
+        known_refused: True if the vote was cast, and the host knows that the step was refused.
+        ballots: float64[R, 3], for each trainer its loss, 1 if it refuses the step, and 1 if it wants to stop after the
+            step.
         reported: float64[K], on its device: numbers of the sparse half that the host reads with the outcome.
-        error_from: ``reported`` on the host → why the rows refuse the step; None if they do not.
-        counters_from: ``reported`` on the host → counters after the update; None if the half must be asked. Called once
-            per step, in order.
-        rollback: undoes what the step changed on the host, when the host learns that the step was refused.
+        error_from: a function of ``reported`` on the host. Returns why the rows refuse the step, or None.
+        counters_from: a function of ``reported`` on the host. Returns the counters after the update. It is called once
+            per step, in order. None if the sparse half must be asked.
+        rollback: undoes the changes of the step on the host, when the host learns that the step was refused.
     """
 
     refused: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))
@@ -219,8 +221,8 @@ class Vote:
         """Casts the vote. All trainers call it together, once per step.
 
         Args:
-            refuses: 0-d bool: the rows here refuse the step.
-            words: float64[S], other numbers for all trainers.
+            refuses: 0-d bool: True if the rows of this trainer refuse the step.
+            words: float64[S], additional numbers for all trainers.
 
         Returns:
             float64[R, S], the numbers of all trainers.
@@ -242,7 +244,10 @@ class Vote:
 
 
 def largest_of(gradients: list[Tensor], device: torch.device) -> Tensor:
-    """Returns the largest absolute value of each gradient: float32[P], on their device, NaN kept. Never waits."""
+    """Returns the largest absolute value of each gradient, float32[P], on the gradients' device. Never waits.
+
+    If a gradient has NaN, its value is NaN.
+    """
     return (
         torch.stack(torch._foreach_norm(gradients, math.inf)) if gradients else torch.empty(0, device=device)
     )

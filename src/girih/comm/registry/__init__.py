@@ -1,10 +1,10 @@
 """The registry of a run: a small key-value service with the addresses of roles and the run's notes.
 
-It holds text. ``role/<role>/<index>`` maps to the process's address and incarnation. Through the registry, trainers
-find each other (:mod:`girih.comm.group`) and leave notes about stops and saves.
+Keys and values are text. ``role/<role>/<index>`` maps to the process's address and incarnation. Through the registry,
+trainers find each other (:mod:`girih.comm.group`) and leave notes about stops and saves.
 
-:class:`LocalRegistry` is the registry itself. :class:`RegistryServer` offers it to other processes, which use a
-:class:`girih.comm.registry.remote.RemoteRegistry`. The two communicate by calls of :mod:`girih.comm.rpc`.
+:class:`LocalRegistry` stores the keys. :class:`RegistryServer` makes it available to other processes. They use a
+:class:`girih.comm.registry.remote.RemoteRegistry`, which calls the server through :mod:`girih.comm.rpc`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ WAIT_S: Final = 1800.0
 MOST_KEYS: Final = 100_000
 MOST_KEY_CHARACTERS: Final = 1024
 MOST_CHARACTERS: Final = 64 << 20
-"""The most that a registry keeps in all keys and values together."""
+"""The maximum number of characters of all keys and values together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One process of a role, as the registry knows it.
+    """The registry's entry of one process of a role.
 
     Attributes:
-        address: where it listens; "" if it does not listen.
-        incarnation: the number of restarts of this role and index; 0 for its first process.
+        address: the address at which the process listens, or "" if it does not listen.
+        incarnation: the number of restarts of this role and index. 0 in the first process.
     """
 
     address: str
@@ -83,10 +83,10 @@ class Registry(ABC):
         return bool(self.ask("delete", key))
 
     def wait(self, keys: Sequence[str], timeout_s: float = WAIT_S) -> None:
-        """Returns when all keys exist.
+        """Waits until all keys exist.
 
         Raises:
-            WireTimeout: a key is still missing.
+            WireTimeout: a key is still missing after ``timeout_s``.
             WireError: the registry is closed.
         """
         try:
@@ -100,7 +100,7 @@ class Registry(ABC):
 
     @abstractmethod
     def _wait(self, keys: Sequence[str], timeout_s: float) -> None:
-        """Does the same as :meth:`wait`, but raises ``TimeoutError``."""
+        """Works like :meth:`wait`, but raises ``TimeoutError`` if a key is missing."""
 
     @abstractmethod
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Wait:
     """A wait for some keys.
 
     Attributes:
-        there: done when all keys exist; fails if the registry is closed.
+        there: a future that is done when all keys exist, and that fails if the registry is closed.
     """
 
     keys: Sequence[str]
@@ -120,7 +120,7 @@ class Wait:
 
 
 class Entries:
-    """The keys and values of a registry, and the waits for keys. Knows no clock and no other process."""
+    """The keys and values of a registry, and the waits for keys. It does not depend on clocks and other processes."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -132,7 +132,7 @@ class Entries:
         """Sets a key, within the registry's limits.
 
         Raises:
-            WireError: key or value is no text, or too long, or the registry is full; nothing was set.
+            WireError: the key or the value is not a text or is too long, or the registry is full. The key is not set.
         """
         if not isinstance(key, str) or not isinstance(value, str):
             raise WireError(f"{key!r:.100} = {value!r:.100}; expected texts")
@@ -149,7 +149,7 @@ class Entries:
         self._take_up(key)
 
     def get(self, key: str) -> str | None:
-        """Returns the value of a key; None if the key does not exist."""
+        """Returns the value of a key, or None if the key does not exist."""
         return self._values.get(key)
 
     def begin_wait(self, keys: Sequence[str]) -> Wait:
@@ -159,14 +159,14 @@ class Entries:
         return self._go_on(Wait(keys))
 
     def end_waits(self, ended: Collection[Wait]) -> None:
-        """Ends the waits of a caller who is gone."""
+        """Ends the waits of a caller that left."""
         for key, waits in list(self._waits.items()):
             waits[:] = [wait for wait in waits if wait not in ended]
             if not waits:
                 del self._waits[key]
 
     def _go_on(self, wait: Wait) -> Wait:
-        """Ends a wait, or lets it wait for the first missing key."""
+        """Ends a wait if all its keys exist. Otherwise lets it wait for the first missing key."""
         missing = next((key for key in wait.keys if key not in self._values), None)
         if self._closed:
             wait.there.set_exception(WireError("the registry is closed"))
@@ -181,7 +181,7 @@ class Entries:
         return all(key in self._values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number, which starts at 0; returns the sum."""
+        """Adds to the number of a key, which starts at 0. Returns the sum."""
         total = int(self._values.get(key, "0")) + amount
         if type(total) is not int:
             raise WireError(f"add {amount!r:.100} to {key!r:.100}: expected an integer")
@@ -189,7 +189,10 @@ class Entries:
         return total
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
-        """Sets a key if it has the expected value ("": or does not exist). Returns its value after that."""
+        """Sets a key if it has the expected value. If ``expected`` is "", also sets a key that does not exist.
+
+        Returns the key's value after the call.
+        """
         current = self._values.get(key)
         if current is None and expected:
             return expected
@@ -212,7 +215,7 @@ class Entries:
             self._take_up(key)
 
     def _take_up(self, key: str) -> None:
-        """Continues the waits for a key."""
+        """Continues the waits for a key that exists now."""
         for wait in self._waits.pop(key, ()):
             self._go_on(wait)
 
@@ -221,7 +224,7 @@ VERBS: Final = ("set", "get", "check", "add", "compare_set", "delete")
 
 
 class LocalRegistry(Registry):
-    """A registry in this process. :class:`RegistryServer` offers it to others."""
+    """A registry in this process. :class:`RegistryServer` makes it available to other processes."""
 
     def __init__(self) -> None:
         self.entries = Entries()
@@ -269,7 +272,7 @@ def register(registry: Registry, role: str, index: int, entry: Entry) -> None:
 
 
 def find(registry: Registry, role: str, index: int) -> Entry | None:
-    """Returns the entry of a process, with its current address; None if the process is not registered."""
+    """Returns the entry of a process, with its current address, or None if the process is not registered."""
     text = registry.get(key_of(role, index))
     return None if text is None else Entry(**json.loads(text))
 
@@ -277,7 +280,7 @@ def find(registry: Registry, role: str, index: int) -> Entry | None:
 def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
     """Returns a function for ``girih.comm.service.connect(..., resolve=)`` that returns a process's current address.
 
-    The function raises ``LookupError`` while the address is not known.
+    The returned function raises ``LookupError`` while the address is not known.
     """
 
     def address() -> str:
@@ -290,9 +293,10 @@ def resolver(registry: Registry, role: str, index: int) -> Callable[[], str]:
 
 
 class RegistryServer:
-    """Offers a registry to the processes of the run until it is closed.
+    """Makes a registry available to the processes of the run, until it is closed.
 
-    It listens at once. A thread loads the answering code and numpy, so that a launcher can start processes meanwhile.
+    It listens immediately. A thread loads the answering code and numpy, so that a launcher can start processes
+    meanwhile.
 
     Args:
         bind: the host at which it listens.

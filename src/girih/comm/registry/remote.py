@@ -1,4 +1,4 @@
-"""A registry in another process, called with JSON in UTF-8; and clients of the processes that it lists."""
+"""A registry in another process, and clients of the processes that it lists. Calls have arguments as JSON in UTF-8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from girih.comm.transports.sockets import SocketListener
 from girih.errors import WireError
 
 PATIENCE_S: Final = 10.0
-"""The time for which an unreachable registry is called."""
+"""The time after which a call to an unreachable registry fails."""
 MOST_WAITS: Final = 256
 
 
@@ -24,7 +24,7 @@ def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> S
 
 
 class _RegistryWork:
-    """The work of the server's thread. The thread that ends a wait answers it."""
+    """Answers requests in the server's thread. A request that waits for keys is answered by the thread that ends it."""
 
     def __init__(self, registry: LocalRegistry) -> None:
         self._registry = registry
@@ -41,13 +41,13 @@ class _RegistryWork:
     def _wait(self, request: Request, keys: Sequence[str]) -> None:
         waits = [wait for wait in self._waits[request.client] if not wait.there.done()]
         if len(waits) == MOST_WAITS:
-            raise WireError(f"one process has more than {MOST_WAITS} waits at once")
+            raise WireError(f"one process has more than {MOST_WAITS} waits at the same time")
         wait = self._registry.begin_wait(keys)
         self._waits[request.client] = [*waits, wait]
         wait.there.add_done_callback(lambda there: attempt(request, lambda: _reply(request, there.result())))
 
     def forget(self, client: int) -> None:
-        """Ends the waits of a client that is gone, which would otherwise last for ever."""
+        """Ends the waits of a client that left. Otherwise they would last for ever."""
         self._registry.end_waits(self._waits.pop(client, ()))
 
 
@@ -56,14 +56,14 @@ def _reply(request: Request, answer: object) -> None:
 
 
 class RemoteRegistry(Registry):
-    """A registry in another process. It is picklable, to reach further processes of the run.
+    """A registry in another process. This object can be pickled and sent to other processes of the run.
 
-    It raises ``WireError`` if the registry is gone or does not know the secret.
+    Methods raise ``WireError`` if the registry is gone or does not know the secret.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self.address, self._secret = address, secret
-        # not by ``connect``: when a run fails, its clients are aborted, but its registry is still needed
+        # Not made by ``connect``: a run that fails aborts the clients of ``connect``, but still needs the registry.
         self._client = Client(dialer, address, secret=secret, timeout_s=PATIENCE_S, resolve=None)
 
     def __reduce__(self) -> tuple[type[RemoteRegistry], tuple[str, bytes]]:
@@ -118,9 +118,10 @@ def connect_all(
     """Returns a client for each process of a role.
 
     Args:
-        addresses: their current addresses, by index, from ``first`` on.
-        registry: asked for the new address if a connection broke. Without it, a process that is gone stays gone.
-        timeout_s: a call that finds no connection for this time fails.
+        addresses: the current addresses of the processes, by index, from ``first`` on.
+        registry: gives the new address after a broken connection. Without a registry, a process that restarted at
+            another address is not found.
+        timeout_s: a call that waits for a connection for this time fails.
     """
     return [
         connect(

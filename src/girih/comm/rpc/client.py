@@ -1,7 +1,7 @@
 """The client side: calls from any thread.
 
-The calling thread sends its call itself. The client's thread does everything else: it connects and reconnects,
-receives replies, finishes calls and runs callbacks.
+The calling thread sends its call. The client's thread connects and reconnects, receives replies, finishes calls and
+runs callbacks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reply(Future[Frame]):
 
         Raises:
             RemoteError: the other side failed.
-            WireTimeout: the server does not answer; or it did not answer within ``timeout_s``, and may still do so.
+            WireTimeout: the server cannot be reached, or did not answer within ``timeout_s``. It may still answer.
             Lost: the process that was called was restarted.
             WireError: the client was closed.
         """
@@ -53,7 +53,7 @@ class Reply(Future[Frame]):
             ) from None
 
     def result(self, timeout: float | None = None) -> Frame:
-        """See :class:`Future`. The wait does not count as work."""
+        """See :class:`Future`. The wait does not count as busy time."""
         if self.done():
             return super().result()
         with waiting():
@@ -67,7 +67,7 @@ class Reply(Future[Frame]):
             return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Frame]], object]) -> None:
-        """Calls ``fn`` when the reply is done, then drops it: ``fn`` may hold this reply and its arrays."""
+        """Calls ``fn`` when the reply is done. Then drops ``fn``, which may refer to this reply and its arrays."""
         held = [fn]
         super().add_done_callback(lambda reply: held.pop()(reply))
 
@@ -83,23 +83,23 @@ _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0
 _LEAST_PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 0.25
-_GONE_S: Final = 0.5  # a server that left and refuses connections for this time is dead
+_GONE_S: Final = 0.5  # a server counts as dead after refusing connections for this time
 _LASTING_S: Final = 1.0
 _MOST_UNACKNOWLEDGED_BYTES: Final = 1 << 22  # replies whose memory the server still holds
 
 
 class Client(Poller):
-    """Calls one server. Made by ``connect``.
+    """Calls one server. ``connect`` returns it.
 
     Args:
-        dial: makes the dialer for an address.
+        dial: returns the dialer for an address.
         address, secret, timeout_s, resolve: see ``connect``.
 
     Attributes:
-        address: the server's, as last resolved.
-        incarnation: the server's; None before the first connection.
-        num_reconnects: connections after the first one.
-        num_lost: calls that failed with ``Lost``.
+        address: the server's address, as last resolved.
+        incarnation: the server's incarnation, or None before the first connection.
+        num_reconnects: the number of connections after the first.
+        num_lost: the number of calls that failed with ``Lost``.
     """
 
     def __init__(
@@ -111,16 +111,16 @@ class Client(Poller):
         timeout_s: float,
         resolve: Callable[[], str] | None,
     ) -> None:
-        dialer = dial(address)  # first, because it may raise, and nothing needs closing yet
+        dialer = dial(address)  # first, because it may raise, and nothing has been opened yet
         super().__init__(address)
         self.incarnation: int | None = None
         self.num_reconnects = self.num_lost = 0
         self._dial, self._resolve, self._secret, self._timeout_s = dial, resolve, secret, timeout_s
         self._dialer = dialer
-        self._session = SessionLink(0, self._stuck)  # its lock guards everything below
+        self._session = SessionLink(0, self._stuck)  # its lock guards all attributes below
         self._unsent: dict[Reply, PackedFrame] = {}  # calls made without a connection
         self._waiting: dict[int, Reply] = {}  # sent, by number
-        self._received = 0  # messages that the server had at the last connection
+        self._received = 0  # the number of messages that the server had received at the last connection
         self._unacknowledged_bytes = 0
         self._pause_s = 0.0  # before the next attempt to connect
         self._connected_s = 0.0
@@ -130,7 +130,7 @@ class Client(Poller):
     def call(self, kind: int, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()) -> Reply:
         """Sends a call. Any thread may make any number of calls before the first reply. Never waits.
 
-        The caller gives the arrays away: nobody may write to them again.
+        The caller must not write to the arrays afterwards.
 
         Raises:
             WireError: the frame is beyond the limits, or the client is closed.
@@ -148,7 +148,7 @@ class Client(Poller):
         return reply
 
     def buffer(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-        """Returns an array to fill, which ``call`` sends without a copy."""
+        """Returns an array to fill. ``call`` sends this array without a copy."""
         return self._buffer(self._session, dtype, *shape)
 
     def close(self) -> None:
@@ -174,12 +174,12 @@ class Client(Poller):
         self._fail(replies, WireError, why)
 
     def _connect(self) -> None:
-        """Tries once to connect. After a failure, waits for a moment, or until there is a call."""
+        """Tries to connect once. After a failure, waits for a moment, or until there is a call."""
         try:
             if self._resolve is not None and self._pause_s:
                 self.address = self._resolve()
                 self._dialer = self._dial(self.address)
-            if self._closing:  # closed during the dial, too late to stop it
+            if self._closing:  # the client was closed during the dial, too late to stop the dial
                 return
             hello = Hello(self._session.number, self._session.received)
             connection, welcome = self._dialer.dial(self._secret, hello, min(_HANDSHAKE_S, self._timeout_s))
@@ -222,7 +222,7 @@ class Client(Poller):
         try:
             while not self._closing and (parts := connection.receive()) is not None:
                 header, frame = unpack(parts)
-                del parts  # a waiting thread may free this memory before the next message comes
+                del parts  # so that a waiting thread can free this memory before the next message arrives
                 self._handle_message(header, frame)
                 del frame
         except WireError as error:
@@ -253,14 +253,14 @@ class Client(Poller):
             reply.finish(WireError(f"{self.address}: an answer of status {header.status}"))
 
     def _give_up(self, error: Exception) -> None:
-        """Fails calls that had no connection for too long, or at once if nobody listens any more.
+        """Fails calls that waited too long for a connection. If no server listens any more, fails all calls now.
 
-        Then it waits before the next attempt. After a useful connection it does not wait.
+        Then waits before the next attempt to connect. After a useful connection, does not wait.
         """
         now = time.monotonic()
         refused = isinstance(error, (ConnectionRefusedError, FileNotFoundError)) and self._resolve is None
         gone = refused and self.incarnation is not None and now - self._useful_s > _GONE_S
-        why = "the connection was lost, and nobody listens there any more"
+        why = "the connection was lost, and no process listens at the address any more"
         if not gone:
             why = f"no lasting connection for {self._timeout_s} s: {error}"
         with self._session.lock:

@@ -1,8 +1,8 @@
 """Frames: the content of one message between processes, and its layout in bytes.
 
-A message is a list of parts, each uint8[n]. The first part holds a header of fixed size, the integers, a description
-of each array, a CRC-32 of all this, and the small arrays. Each large array is a separate part: its memory, unchanged.
-Everything is little-endian.
+A message is a list of parts, each uint8[n]. The first part has a header of fixed size, the integers, a description of
+each array, a CRC-32 of all this, and the small arrays. Each large array is a separate part, which is the array's memory
+without changes. All numbers are little-endian.
 
     header   magic, layout version, kind, status, number of fields and arrays, number, request, acknowledged
     fields   int64 each
@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from girih.errors import WireError
 
 Part = NDArray[np.uint8]
-"""uint8[n], C-contiguous; received parts start at a multiple of 8 bytes and are read-only."""
+"""uint8[n], C-contiguous. Received parts start at a multiple of 8 bytes and are read-only."""
 
 OWN_PART_BYTES: Final = 1 << 14
 MOST_FIELDS: Final = 12
 MOST_ARRAYS: Final = 256
-MOST_BYTES: Final = 1 << 30  # all arrays of a frame; a larger frame is refused before it takes memory
+MOST_BYTES: Final = 1 << 30  # of all arrays of a frame; a larger frame is refused before it takes memory
 MOST_DIMS: Final = 3
 MOST_EXTENT: Final = 1 << 40  # numpy refuses the shape (0, 2⁶³), although it has no elements
 MAGIC: Final = b"GRIH"
@@ -61,11 +61,11 @@ class Frame:
     """A request or an answer.
 
     Attributes:
-        kind: 0 to 65,535: the verb.
+        kind: the number of the verb, 0 to 65,535.
         fields: up to 12 integers, each an int64.
-        arrays: up to 256, of 1 GiB together. Each is C-contiguous and little-endian, with up to 3 dims. It holds
-            integers of 8 to 64 bits or floats of 16, 32 or 64 bits. Arrays of a received frame are read-only views of
-            its memory.
+        arrays: up to 256 arrays, of at most 1 GiB together. Each is C-contiguous and little-endian, with up to 3 dims.
+            Items are integers of 8 to 64 bits, or floats of 16, 32 or 64 bits. Arrays of a received frame are read-only
+            views of the frame's memory.
     """
 
     kind: int
@@ -78,8 +78,9 @@ class Header(NamedTuple):
 
     Attributes:
         status: a :class:`Status`, or any other number that was received.
-        number: counted by the sender from 1 in the order of sending; 0: not counted.
-        request: the number of the request that a reply answers; else 0.
+        number: the message's number. The sender counts from 1 in the order of sending. 0 means that the message is not
+            counted.
+        request: the number of the request that a reply answers, or 0 in other messages.
         acknowledged: the sender has received the other side's messages up to this number.
     """
 
@@ -90,13 +91,13 @@ class Header(NamedTuple):
 
 
 class PackedFrame:
-    """A checked frame in its layout, without the header.
+    """A checked frame as the bytes of a message, without the header.
 
     Attributes:
-        num_bytes: the size of its arrays.
+        num_bytes: the size of its arrays in bytes.
 
     Raises:
-        WireError: the frame breaks the layout or the limits.
+        WireError: the frame does not fit the layout, or exceeds the limits.
     """
 
     __slots__ = ("_counts", "_described", "_kind", "_large", "_small", "num_bytes")
@@ -111,7 +112,7 @@ class PackedFrame:
             raise WireError(f"kind {frame.kind}: {num_arrays} arrays, at most {MOST_ARRAYS}; join some")
         if num_bytes > MOST_BYTES:
             raise WireError(
-                f"kind {frame.kind}: {num_bytes:,} bytes of arrays, at most {MOST_BYTES:,}; send less at once"
+                f"kind {frame.kind}: {num_bytes:,} bytes of arrays, at most {MOST_BYTES:,}; send less in one message"
             )
         self.num_bytes = num_bytes
         self._kind, self._counts = frame.kind, (len(frame.fields), num_arrays)
@@ -143,7 +144,7 @@ class PackedFrame:
         return _ARRAY.pack(code, array.ndim, own, *shape)
 
     def parts(self, header: Header) -> list[Part]:
-        """Returns the message's parts. Call it once for each sending."""
+        """Returns the message's parts. Call it each time that the message is sent."""
         status, *numbers = header
         head = _HEADER.pack(MAGIC, LAYOUT, self._kind, status, *self._counts, *numbers)
         crc = zlib.crc32(self._described, zlib.crc32(head))
@@ -157,10 +158,10 @@ def _extent(shape: Sequence[int]) -> int:
 
 
 def unpack(parts: Sequence[Part]) -> tuple[Header, Frame]:
-    """Reads a message. Arrays are views of its parts.
+    """Reads a message. The arrays are views of the message's parts.
 
     Raises:
-        WireError: the message is damaged, has another layout, or is beyond the limits.
+        WireError: the message is damaged, has another layout, or exceeds the limits.
     """
     first = parts[0] if parts else np.empty(0, np.uint8)
     if len(first) < _HEADER.size:
@@ -186,7 +187,7 @@ def unpack(parts: Sequence[Part]) -> tuple[Header, Frame]:
 
 
 def _views(described: Sequence[Sequence[int]], parts: Sequence[Part], start: int) -> tuple[NDArray[Any], ...]:
-    """Returns the arrays as described, if they fill the parts exactly."""
+    """Returns the described arrays. They must fill the parts exactly."""
     arrays: list[NDArray[Any]] = []
     num_bytes, next_part = 0, 1
     for code, ndim, own, *shape in described:

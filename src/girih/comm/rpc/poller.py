@@ -1,4 +1,4 @@
-"""The common part of both sides of calls: a thread that waits for files, and sends what could not be sent at once."""
+"""The common part of both sides of calls: a thread that waits for files, and sends the unsent rest of messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Wakeup:
 
     def ask(self) -> None:
         """Makes the file readable. Callable from any thread."""
-        with suppress(OSError):  # it was asked many times already, or is closed
+        with suppress(OSError):  # the file is readable already, or is closed
             self._write.send(b"!")
 
     def clear(self) -> None:
@@ -52,7 +52,7 @@ class Wakeup:
 IN: Final = selectors.EVENT_READ
 OUT: Final = selectors.EVENT_WRITE
 LINGER_S: Final = 0.3
-"""A closing side tries for this time to send its remaining messages."""
+"""The time for which a closing side tries to send its remaining messages."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -60,13 +60,13 @@ _NO_FRAME: Final = PackedFrame(Frame(0))
 
 
 class SessionLink(RpcSession):
-    """One side of a session, with its connection. Methods are called under its lock.
+    """One side of a session, with its connection. Callers of methods hold the link's lock.
 
     Args:
-        stuck: called with the link when a message could not be sent at once.
+        stuck: called with the link if a message could not be sent completely.
 
     Attributes:
-        connection: None while the connection is broken, since ``lost_s``.
+        connection: the connection, or None while it is broken. ``lost_s`` is the time at which it broke.
     """
 
     def __init__(self, number: int, stuck: Callable[[SessionLink], None]) -> None:
@@ -77,24 +77,24 @@ class SessionLink(RpcSession):
         self._stuck = stuck
 
     def send(self, status: int, request: int, packed: PackedFrame) -> int:
-        """Counts and keeps a message, and sends it if there is a connection; returns its number."""
+        """Counts and keeps a message, and sends it if there is a connection. Returns the message's number."""
         header = self.keep(status, request, packed)
         if not self._over:
             self._put(header, packed)
         return header.number
 
     def send_status(self, status: int) -> None:
-        """Sends a message without content, which may get lost."""
+        """Sends a message without content. The message is not sent again if it gets lost."""
         self._put(Header(status, 0, 0, self.received), _NO_FRAME)
 
     def attach(self, connection: Connection, received: int) -> None:
-        """Continues over a connection to a side that has received ``received`` messages."""
+        """Continues the session over a connection. The other side has received ``received`` messages."""
         self.connection = connection
         for header, packed in self.resume(received):
             self._put(header, packed)
 
     def flush(self) -> bool:
-        """Continues to send. Returns whether nothing is left."""
+        """Continues to send. Returns whether all messages were sent."""
         with suppress(ConnectionLost):
             return self.connection is None or self.connection.flush()
         return True
@@ -102,7 +102,7 @@ class SessionLink(RpcSession):
     def _put(self, header: Header, packed: PackedFrame) -> None:
         if self.connection is None:
             return
-        with suppress(ConnectionLost):  # the receiving thread sees it too
+        with suppress(ConnectionLost):  # the receiving thread also notices the broken connection
             if not self.connection.send(packed.parts(header)):
                 self._stuck(self)
 
@@ -111,8 +111,8 @@ class Poller(ABC):
     """One side of calls. A subclass starts its thread, which takes turns until the poller closes.
 
     Attributes:
-        address: the server's.
-        num_damaged: messages that could not be read; each of them ended its connection.
+        address: the server's address.
+        num_damaged: the number of messages that could not be read. Each of them ended its connection.
     """
 
     def __init__(self, address: str) -> None:
@@ -137,7 +137,7 @@ class Poller(ABC):
         """Closes the poller and its connections. Callable from any thread."""
         self._closing = True
         self._wakeup.ask()
-        if threading.current_thread() is not self._thread:  # else it ends after this callback
+        if threading.current_thread() is not self._thread:  # else the thread ends after this callback
             self._thread.join()
 
     @abstractmethod
@@ -146,11 +146,11 @@ class Poller(ABC):
 
     @abstractmethod
     def _end(self, why: str) -> None:
-        """Closes connections and fails waiting calls. The thread calls it last."""
+        """Closes connections and fails waiting calls. The thread calls this method at its end."""
 
     @abstractmethod
     def _on_readable(self, session: SessionLink) -> None:
-        """Notes that there may be messages."""
+        """Records that messages may have arrived for a session."""
 
     def _run(self) -> None:
         why = "the connection was closed on this side"
@@ -166,7 +166,7 @@ class Poller(ABC):
         self._wakeup.close()
 
     def _wait(self, seconds: float | None) -> None:
-        """Waits for files, or until another thread asks."""
+        """Waits for files, or until another thread wakes this thread."""
         while self._blocked:
             self._flush(self._blocked.popleft())
         for key, mask in self._selector.select(seconds):
@@ -179,21 +179,21 @@ class Poller(ABC):
             self._on_readable(session)
 
     def _flush(self, session: SessionLink) -> None:
-        """Continues to send. Waits until the file is writable while something is left."""
+        """Continues to send. If a rest is left, the thread continues when the file is writable."""
         with session.lock:
             flushed = session.flush()
             if session.connection is not None:
                 wanted = IN if flushed else IN | OUT
                 self._selector.modify(session.connection, wanted, partial(self._handle, session))
         if flushed:
-            self._on_readable(session)  # reading may have been held back while messages arrived
+            self._on_readable(session)  # messages may have arrived while reading was paused
 
     def _stuck(self, session: SessionLink) -> None:
         self._blocked.append(session)
         self._wakeup.ask()
 
     def _attach(self, session: SessionLink, connection: Connection, received: int) -> None:
-        """Continues a session over a connection, under the session's lock."""
+        """Continues a session over a connection. The caller holds the session's lock."""
         self._selector.register(connection, IN, partial(self._handle, session))
         session.attach(connection, received)
 

@@ -1,4 +1,4 @@
-"""The server side: one thread receives and calls the handler. The thread that replies sends the reply."""
+"""The server side. One thread receives requests and calls the handler. The thread that replies sends the reply."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Request:
     """A request that must be answered once, from any thread, at any later time.
 
     Attributes:
-        frame: its arrays are read-only views, which you may hold as long as you like.
+        frame: the content. Its arrays are read-only views, which you may keep for any time.
         client: the number of the client.
         buffer: ``buffer(dtype, *shape)`` returns an array to fill, which ``reply`` sends without a copy.
-        answered: called with the seconds since the request came, by the answering thread. It must be quick.
+        answered: called by the answering thread with the seconds since the request arrived. It must be quick.
     """
 
     __slots__ = ("_answer", "_came_s", "_open", "answered", "buffer", "client", "frame")
@@ -45,10 +45,11 @@ class Request:
         self._came_s = time.perf_counter()
 
     def reply(self, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Answers. The caller gives the arrays away: nobody may write to them again.
+        """Answers the request. The caller must not write to the arrays afterwards.
 
         Raises:
-            WireError: the request was answered before, or the frame is beyond the limits (then the request fails).
+            WireError: the request was answered before, or the answer exceeds the limits. In the second case, the
+                request fails.
         """
         try:
             packed = PackedFrame(Frame(self.frame.kind, tuple(fields), tuple(arrays)))
@@ -58,7 +59,7 @@ class Request:
         self._finish(Status.REPLY, packed)
 
     def fail(self, error: str | Exception) -> None:
-        """Answers that the request failed: ``RemoteError`` at the client.
+        """Answers that the request failed. The client raises ``RemoteError``.
 
         Raises:
             WireError: the request was answered before.
@@ -82,12 +83,12 @@ _MOST_TOLD: Final = 100
 
 
 class Strangers(dict[Stranger, float]):
-    """All peers that connected to a server and have not yet proved that they know the secret, in the order of arrival.
+    """The peers that connected to a server but have not proved yet that they know the secret, in the order of arrival.
 
-    Each has a deadline for the proof.
+    Each peer has a deadline for the proof.
 
     Args:
-        address: the server's.
+        address: the server's address.
     """
 
     def __init__(self, address: str) -> None:
@@ -96,17 +97,20 @@ class Strangers(dict[Stranger, float]):
         self._reported_hosts: set[str] = set()
 
     def find_expired(self, now: float) -> list[Stranger]:
-        """Returns the peers whose deadline is over."""
+        """Returns the peers whose deadline has passed."""
         return [stranger for stranger, until_s in self.items() if now > until_s]
 
     def first_to_leave(self) -> Stranger:
-        """Returns the longest-waiting peer of the host with the most peers, so that a crowd keeps no other host out."""
+        """Returns the peer to drop first: the longest-waiting peer of the host with the most peers.
+
+        So one host with many connections cannot keep out other hosts.
+        """
         crowds = Counter(stranger.origin for stranger in self)
         crowd = crowds.most_common(1)[0][0]
         return next(stranger for stranger in self if stranger.origin == crowd)
 
     def log_refusal(self, stranger: Stranger, why: object) -> None:
-        """Logs a refusal: a warning for the first of each host, for up to 100 hosts."""
+        """Logs the first refusal of each host as a warning, for up to 100 hosts."""
         origin, said = stranger.origin, "%s: refused a connection from %s, which changes nothing: %s%s"
         known = origin in self._reported_hosts or len(self._reported_hosts) >= _MOST_TOLD
         if known or isinstance(why, SilentPeer):
@@ -117,26 +121,26 @@ class Strangers(dict[Stranger, float]):
         _LOG.warning(said, self._address, origin, why, f"; further refusals from {others} are not logged")
 
 
-_MOST_AT_ONCE: Final = 64  # messages before it looks at the files
+_MOST_AT_ONCE: Final = 64  # the most messages that the thread handles before it checks the files
 _TIDY_S: Final = 0.25
-_STRANGER_S: Final = 5.0  # for the handshake
+_STRANGER_S: Final = 5.0  # the time for the handshake
 _MOST_STRANGERS: Final = 256
 _SESSION_S: Final = 120.0  # a client without a connection for this time is forgotten
 _MOST_UNSENT_BYTES: Final = 1 << 26
-"""A client's messages are not read while more bytes of answers than this wait for it."""
+"""The server does not read messages of a client while more bytes of answers than this wait for the client."""
 _MOST_KEPT_BYTES: Final = 1 << 32
-"""A client that leaves more bytes of answers than this is forgotten."""
+"""The server forgets a client if more bytes of answers than this wait for the client."""
 CROWD: Final = "it said nothing while many others came"
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server(Poller):
-    """Answers clients until it is closed. Answers that were given are still sent. Made by ``listen``.
+    """Answers clients until it is closed. ``listen`` returns it. Answers from before the end are still sent.
 
     Attributes:
         address: the address that clients connect to.
         incarnation: see ``listen``.
-        num_refused: peers that did not prove in time that they know the secret.
+        num_refused: the number of peers that did not prove in time that they know the secret.
     """
 
     def __init__(
@@ -156,7 +160,7 @@ class Server(Poller):
         self._strangers = Strangers(listener.address)
         self._peers: dict[int, SessionLink] = {}  # by number
         self._ready: deque[SessionLink] = deque()  # links that may have messages, served in turn
-        self._greedy: deque[SessionLink] = deque()  # links that left too many answers
+        self._greedy: deque[SessionLink] = deque()  # links for which too many answers wait
         self._accepting = False
         self._tidy_s = 0.0
         self._thread.start()
@@ -181,7 +185,7 @@ class Server(Poller):
             self._detach(peer, max(0.0, end_s - time.monotonic()))
 
     def _tidy(self) -> None:
-        """Listens again, and drops peers that are late."""
+        """Resumes listening after a pause, and drops peers and clients whose time is over."""
         now = time.monotonic()
         for stranger in self._strangers.find_expired(now):
             self._refuse(stranger, "no proof in time that it knows the secret")
@@ -194,7 +198,7 @@ class Server(Poller):
             self._selector.register(self._listener, IN, self._accept)
 
     def _accept(self, _: int) -> None:
-        """Accepts new connections. The longest-waiting stranger makes room. Pauses if descriptors run out."""
+        """Accepts new connections. If there are too many strangers, drops one. Pauses if file descriptors run out."""
         try:
             for _ in range(_MOST_AT_ONCE):
                 stranger = self._listener.accept()
@@ -206,7 +210,7 @@ class Server(Poller):
                     self._refuse(self._strangers.first_to_leave(), CROWD)
             return
         except OSError as error:
-            if error.errno not in _NO_DESCRIPTORS:  # this concerns one connection, which is gone
+            if error.errno not in _NO_DESCRIPTORS:  # only this one connection failed
                 return
             if self._strangers:
                 self._refuse(self._strangers.first_to_leave(), CROWD)
@@ -217,17 +221,17 @@ class Server(Poller):
 
     def _admit(self, stranger: Stranger, _: int) -> None:
         """Admits a peer that proves that it knows the secret, to its old session or to a new session."""
-        if stranger not in self._strangers:  # refused after the system reported that it can be read
+        if stranger not in self._strangers:  # refused after the system reported that its file is readable
             return
         try:
             hello = stranger.read_hello(self._secret)
             if hello is None:
                 return
             peer = self._peers.get(hello.session) or SessionLink(secrets.randbits(63) | 1, self._stuck)
-            self._detach(peer)  # the old connection broke, and this side does not know it yet
+            self._detach(peer)  # the old connection broke, but this side has not noticed it yet
             welcome = Welcome(self.incarnation, peer.number, peer.received)
             connection = stranger.welcome(self._secret, welcome)
-        except Exception as error:  # no message of a stranger may end more than its connection
+        except Exception as error:  # a bad message of a stranger must only end its connection
             self._refuse(stranger, error)
             return
         self._peers[peer.number] = peer
@@ -248,7 +252,7 @@ class Server(Poller):
             self._ready.append(session)
 
     def _receive(self, peer: SessionLink) -> None:
-        """Takes one message of a peer."""
+        """Receives and handles one message of a peer."""
         if self._holds_back(peer):
             return
         try:
@@ -258,12 +262,12 @@ class Server(Poller):
             header, frame = unpack(parts)
             with peer.lock:
                 is_new = peer.on_message(header)
-        except Exception as error:  # one bad message ends one connection
+        except Exception as error:  # a bad message must only end its connection
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)
             self._detach(peer)
             return
-        del parts  # this memory may be needed before the next message comes
+        del parts  # so that this memory can be reused before the next message arrives
         self._ready.append(peer)
         if header.status == Status.GOODBYE:
             self._detach(peer)
@@ -273,7 +277,10 @@ class Server(Poller):
             self._call(Request(frame, peer.number, answer, buffer))
 
     def _holds_back(self, peer: SessionLink) -> bool:
-        """Returns whether a client must take answers before the server reads from it. ``_flush`` resumes reading."""
+        """Returns whether the client must receive answers before the server reads more requests from the client.
+
+        ``_flush`` resumes reading.
+        """
         with peer.lock:
             if peer.connection is None or peer.kept_bytes <= _MOST_UNSENT_BYTES or peer.flush():
                 return False
@@ -290,7 +297,7 @@ class Server(Poller):
             self._forget(peer)
 
     def _forget(self, peer: SessionLink) -> None:
-        """Drops the session of a client that does not come back."""
+        """Drops the session of a client that left for good."""
         with peer.lock:
             peer.end()
         if self._peers.pop(peer.number, None) is not None and self._gone is not None:

@@ -1,8 +1,9 @@
-"""A session: messages between a client and a server that arrive once and in order, over connections that may break.
+"""A session between a client and a server. Messages arrive once and in order, even if connections break.
 
-A stream never loses, duplicates or reorders messages. Only a broken connection does. So each side counts its messages,
-and keeps them until the other side confirms them. Each message says how many of the other side's messages arrived.
-After a broken connection each side resends what the other side lacks, and drops what the other side has.
+A connection never loses, duplicates or reorders messages before it breaks. So messages can be lost only when a
+connection breaks. Each side counts its messages, and keeps them until the other side confirms them. Each message has
+the number of messages that its sender has received. After a reconnection, each side sends the messages again that the
+other side has not received, and drops the messages that the other side has received.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from girih.errors import WireError
 
 
 class RpcSession:
-    """One side of a session. It knows no connection, no clock and no thread.
+    """One side of a session. It does not depend on connections, clocks and threads.
 
     Attributes:
-        number: the server's number for the session; 0 before it is known.
-        received: number of the other side's last message.
-        kept_bytes: size of the messages that the other side may not have yet.
+        number: the server's number for the session, or 0 before the number is known.
+        received: the number of the last message that this side received.
+        kept_bytes: the size of the messages that the other side has not confirmed yet.
     """
 
     def __init__(self, number: int) -> None:
@@ -34,7 +35,7 @@ class RpcSession:
         self._kept: deque[tuple[Header, PackedFrame]] = deque()
 
     def keep(self, status: int, request: int, packed: PackedFrame) -> Header:
-        """Counts and keeps a message before it is sent; returns its header."""
+        """Counts and keeps a message before it is sent. Returns the message's header."""
         self._last += 1
         header = Header(status, self._last, request, self.received)
         if not self._over:
@@ -43,12 +44,12 @@ class RpcSession:
         return header
 
     def end(self) -> None:
-        """Drops all kept messages, and keeps none from now on, because nobody will fetch them."""
+        """Drops all kept messages, and keeps no messages from now on, because the other side left for good."""
         self._over, self.kept_bytes = True, 0
         self._kept.clear()
 
     def on_message(self, header: Header) -> bool:
-        """Records a message from the other side; False if it came before.
+        """Records a message from the other side. Returns False if the message was received before.
 
         Raises:
             WireError: an earlier message is missing. It arrives after the next reconnection.

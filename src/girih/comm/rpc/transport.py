@@ -1,7 +1,7 @@
-"""Interface of transports for calls: one side listens, one side dials, and connections join the two.
+"""The interface of transports for calls. A server listens, a client dials, and connections join them.
 
-Messages of parts go over a connection in order, whole and once, until it breaks. Only ``dial`` blocks. For everything
-else callers wait on file descriptors.
+A connection transports messages, which are lists of parts. Each message arrives whole, once and in order, until the
+connection breaks. Only ``dial`` blocks. In all other cases, callers wait on file descriptors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Hello(NamedTuple):
     """The first message of a client.
 
     Attributes:
-        session: the session that it wants to continue; 0 for a new session.
-        received: messages of this session that it has.
+        session: the session that the client wants to continue, or 0 for a new session.
+        received: the number of messages of this session that the client has received.
     """
 
     session: int
@@ -44,9 +44,9 @@ class Welcome(NamedTuple):
     """The server's answer to a client.
 
     Attributes:
-        incarnation: the server's.
-        session: the client's session, or a new session if the server does not know it.
-        received: messages of the session that the server has.
+        incarnation: the server's incarnation.
+        session: the client's session, or a new session if the server does not know the client's session.
+        received: the number of messages of the session that the server has received.
     """
 
     incarnation: int
@@ -55,7 +55,7 @@ class Welcome(NamedTuple):
 
 
 def challenge() -> bytes:
-    """Returns the first message of either side."""
+    """Returns a challenge, which is the first message of each side."""
     return _SIGN + os.urandom(_RANDOM_BYTES)
 
 
@@ -63,7 +63,7 @@ def pack_hello(secret: bytes, challenged: bytes, hello: Hello) -> bytes:
     """Returns the client's answer to a challenge.
 
     Raises:
-        WireError: ``challenged`` is no challenge.
+        WireError: ``challenged`` is not a challenge.
     """
     _check_sign(challenged)
     said = challenge() + _HELLO.pack(*hello)
@@ -115,48 +115,48 @@ class ConnectionLost(WireError):
 
 
 class SilentPeer(ConnectionLost):
-    """A peer left before it sent anything."""
+    """A peer left before it sent a message."""
 
 
 class Connection(Protocol):
-    """One end of a connection to a proved peer. One thread receives, and a lock guards the rest."""
+    """One end of a connection to a peer that knows the secret. One thread receives. A lock guards all other methods."""
 
     def fileno(self) -> int:
-        """Returns a file to wait for: readable when there may be a message, writable when ``flush`` may help."""
+        """Returns a file. It is readable if a message may have arrived, and writable if ``flush`` can send more."""
 
     def send(self, parts: Sequence[Part]) -> bool:
-        """Takes a message. Returns whether all of it was sent; ``flush`` sends the rest.
+        """Begins to send a message. Returns whether the whole message was sent. ``flush`` sends the rest.
 
         Raises:
             ConnectionLost: the connection broke. The receiving thread sees this too.
         """
 
     def flush(self) -> bool:
-        """Continues to send. Returns whether nothing is left.
+        """Continues to send. Returns whether all messages were sent.
 
         Raises:
             ConnectionLost: the connection broke.
         """
 
     def receive(self) -> list[Part] | None:
-        """Returns the next message; None if there is none until the file is readable.
+        """Returns the next message, or None if there is none until the file is readable.
 
         Raises:
-            ConnectionLost: no message will come.
+            ConnectionLost: the connection broke, so no message will arrive.
         """
 
     def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
-        """Returns memory that is sent without a copy; None if other memory is as good. Callable from any thread."""
+        """Returns memory that is sent without a copy, or None if there is none. Callable from any thread."""
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Closes the connection, after trying for ``linger_s`` to send the rest."""
+        """Closes the connection. Before, tries for ``linger_s`` to send the rest."""
 
 
 class Stranger(Protocol):
-    """A connected peer that has not proved anything yet. It takes a file and a fixed small number of bytes.
+    """A connected peer that has not proved yet that it knows the secret. It uses one file and a few bytes of memory.
 
     Attributes:
-        origin: the peer's host, if known.
+        origin: the peer's host, if it is known.
     """
 
     origin: str
@@ -165,7 +165,7 @@ class Stranger(Protocol):
         """Returns a file that becomes readable when the peer sends."""
 
     def read_hello(self, secret: bytes) -> Hello | None:
-        """Reads on. Returns the peer's hello once it has proved that it knows the secret.
+        """Continues to read. Returns the peer's hello when the peer has proved that it knows the secret, else None.
 
         Raises:
             WireError, OSError: the proof failed, or the peer left.
@@ -183,7 +183,7 @@ class Stranger(Protocol):
 
 
 class Listener(Protocol):
-    """Takes connections at an address."""
+    """Accepts connections at an address."""
 
     address: str
 
@@ -191,10 +191,10 @@ class Listener(Protocol):
         """Returns a file that is readable when a peer has connected."""
 
     def accept(self) -> Stranger | None:
-        """Returns a peer that has connected; None if there is none.
+        """Returns a peer that has connected, or None if there is none.
 
         Raises:
-            OSError: there are no descriptors.
+            OSError: there are no file descriptors left.
         """
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Dialer(Protocol):
         """Connects to a server that proves that it knows the secret.
 
         Raises:
-            OSError: nobody listens there, or the server does not know the secret.
+            OSError: no server listens at the address, or the server does not know the secret.
         """
 
     def stop(self) -> None:

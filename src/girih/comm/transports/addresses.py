@@ -1,4 +1,4 @@
-"""Addresses of sockets: ``tcp://HOST:PORT``, ``tls://HOST:PORT`` and local names; and the settings of their sockets."""
+"""Addresses of sockets: ``tcp://HOST:PORT``, ``tls://HOST:PORT`` and local names. Also the settings of the sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIVE: Final = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}  # a 
 
 @dataclass(frozen=True, slots=True)
 class TCP:
-    """A host and a port. For listening, port 0 is any free port.
+    """A TCP address: a host and a port. For listening, port 0 means any free port.
 
     Attributes:
         encrypted: True if connections use TLS.
@@ -61,7 +61,7 @@ class TCP:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def leave(self) -> None:
-        """No-op: nothing is left behind."""
+        """Does nothing, because a TCP address leaves no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ class LocalAddress:
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), self.sockaddr()
 
     def prepare(self, connection: socket.socket) -> None:
-        """No-op: there is nothing to set."""
+        """Does nothing, because local sockets need no options."""
 
     def leave(self) -> None:
-        """Deletes the file, and the folder that was made for it."""
+        """Deletes the socket's file, and the folder that was created for it."""
         if not self.name.startswith("@"):
             with suppress(OSError):
                 Path(self.name).unlink()
@@ -110,7 +110,7 @@ class LocalAddress:
 
 
 def parse_address(address: str) -> TCP | LocalAddress:
-    """Returns the endpoint of an address. ``shm://`` makes a new endpoint; port ``*`` is any free port.
+    """Returns the endpoint of an address. ``shm://`` creates a new endpoint. Port ``*`` means any free port.
 
     Raises:
         WireError: the address is invalid.

@@ -1,7 +1,7 @@
-"""Connections on one host: a local socket for small parts, lanes of shared memory for large parts.
+"""Connections on one host: a local socket for small parts, and lanes of shared memory for large parts.
 
-The server makes both lanes of a connection when it admits a client, and sends their files with the welcome. The files
-have no names, so nothing is left behind, however the processes end. On Linux the socket has no file either.
+The server creates both lanes of a connection when it admits a client, and sends the lanes' files with the welcome. The
+files have no names, so no file remains, even if the processes are killed. On Linux, the socket has no file either.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LaneFile:
     """The mapped memory of a lane, without a name.
 
     Args:
-        file: its descriptor. The object owns it from now on.
+        file: the lane's file descriptor. The object owns it from now on.
 
     Raises:
         WireError, OSError: the file is not a lane.
@@ -54,10 +54,10 @@ class LaneFile:
 
     @classmethod
     def make(cls, num_bytes: int) -> LaneFile:
-        """Makes a new lane: address space, which takes memory as it is used.
+        """Creates a new lane. It is address space, which takes memory only when it is used.
 
         Raises:
-            OSError: the system has no memory or descriptors.
+            OSError: the system has no memory or no file descriptors left.
         """
         if hasattr(os, "memfd_create"):
             file = os.memfd_create("girih")
@@ -74,10 +74,10 @@ class LaneFile:
             raise
 
     def view(self, slot: int, start: int, size: int) -> Part:
-        """Returns a sent part in place, for the receiver. Its room is free again when the last view of it is gone.
+        """Returns a view of a part in the lane, for the receiver. The part's memory is free when its last view is gone.
 
         Raises:
-            WireError: it is outside the lane.
+            WireError: the part is outside the lane.
         """
         if slot >= NUM_SLOTS or start + size > self.num_bytes:
             raise WireError(f"an array of {size:,} bytes at {start:,} in a lane of {self.num_bytes:,}")
@@ -86,7 +86,7 @@ class LaneFile:
         return array
 
     def close(self) -> None:
-        """Closes the file. Views stay, and the mapping ends with the last view."""
+        """Closes the file. Existing views stay valid. The mapping ends with the last view."""
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -96,23 +96,23 @@ class LaneFile:
 class _Chunk:
     start: int
     end: int = field(compare=False)
-    held: bool = field(compare=False, default=True)  # by an array of this process
+    held: bool = field(compare=False, default=True)  # True while an array of this process uses the chunk
     slots: list[int] = field(compare=False, default_factory=list)  # the slots of its sent parts
 
 
 class OutLane:
-    """The sender's end. Any thread may take arrays. Only one thread sends."""
+    """The sender's end of a lane. Any thread may take arrays. Only one thread sends."""
 
     def __init__(self, file: LaneFile) -> None:
         self._file = file
         self._lock = threading.Lock()
         self._chunks: list[_Chunk] = []  # in the order of their starts
         self._free_slots = list(range(NUM_SLOTS))
-        self._backed = 0  # bytes that have memory; touching bytes beyond could kill the process
+        self._backed = 0  # the bytes that have memory; an access to later bytes could kill the process
         self._most = file.num_bytes
 
     def buffer(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> NDArray[Any] | None:
-        """Returns an array in the lane's memory; None for a small array, or if there is no room."""
+        """Returns an array in the lane's memory. Returns None if the array is small, or if there is no room."""
         num_bytes = dtype.itemsize * math.prod(shape)
         chunk = self._take(num_bytes) if num_bytes >= OWN_PART_BYTES else None
         if chunk is None:
@@ -122,7 +122,7 @@ class OutLane:
         return array.reshape(shape)
 
     def send(self, part: Part) -> tuple[int, int] | None:
-        """Makes a part readable for the other side. Returns its slot and start; None if there is no room."""
+        """Makes a part readable for the other side. Returns its slot and start, or None if there is no room."""
         start = part.__array_interface__["data"][0] - self._file.address
         chunk = self._find(start, len(part)) if 0 <= start < self._file.num_bytes else None
         copied = chunk is None
@@ -142,7 +142,7 @@ class OutLane:
         return None if slot is None else (slot, start)
 
     def close(self) -> None:
-        """Closes this end. Sent parts stay with the receiver, and taken arrays with their owner."""
+        """Closes this end. Sent parts stay valid for the receiver, and taken arrays stay valid for their owners."""
         with self._lock:
             self._most = 0
             self._file.close()
@@ -182,7 +182,10 @@ class OutLane:
         self._chunks = kept
 
     def _back(self, end: int) -> bool:
-        """Makes the system reserve memory up to ``end``. This can fail: a container's /dev/shm is small."""
+        """Makes the system reserve memory up to ``end``. Returns False if this fails.
+
+        It can fail because a container's /dev/shm is small.
+        """
         if end > self._backed and hasattr(os, "posix_fallocate"):
             more = min(self._file.num_bytes, -(-end // _GROWTH) * _GROWTH)
             try:
@@ -205,7 +208,7 @@ _INLINE: Final = -1
 
 
 class SharedConnection:
-    """A stream, with a lane in each direction."""
+    """A connection over a stream, with a lane in each direction."""
 
     def __init__(self, stream: SocketStream, outward: LaneFile, inward: LaneFile) -> None:
         self.stream = stream

@@ -30,10 +30,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class SocketListener:
-    """Takes connections at an address.
+    """Accepts connections at an address.
 
     Args:
-        endpoint, listener, address: the endpoint, its listening socket, and the address for others.
+        endpoint, listener, address: the endpoint, its listening socket, and the address for clients.
     """
 
     def __init__(self, endpoint: TCP | LocalAddress, listener: socket.socket, address: str) -> None:
@@ -56,7 +56,10 @@ class SocketListener:
         return SocketStranger(connection, self, origin)
 
     def lanes(self) -> list[LaneFile]:
-        """Returns memory for both directions of a connection on this host; none for TCP, or if there is no memory."""
+        """Returns shared memory for both directions of a connection on this host.
+
+        The list is empty for TCP, or if the system has no memory.
+        """
         if isinstance(self.endpoint, TCP):
             return []
         made: list[LaneFile] = []
@@ -76,7 +79,7 @@ class SocketListener:
 
 
 class SocketStranger:
-    """A connected peer that must prove that it knows the secret. With TLS it first shows that it has the run's key."""
+    """A connected peer that must prove that it knows the secret. With TLS, it first proves that it has the key."""
 
     def __init__(self, connection: socket.socket, listener: SocketListener, origin: str) -> None:
         self.origin = origin
@@ -89,7 +92,7 @@ class SocketStranger:
             self._ask()
 
     def _ask(self) -> None:
-        with suppress(OSError):  # the peer left, as the next read will show
+        with suppress(OSError):  # if the peer left, the next read raises an error
             self._socket.send(self._challenge)
 
     def fileno(self) -> int:
@@ -104,7 +107,7 @@ class SocketStranger:
             self._is_asked = True
             self._ask()
         with suppress(BlockingIOError):
-            while len(self._said) < HELLO_BYTES:  # TLS may hold more bytes than the system reports
+            while len(self._said) < HELLO_BYTES:  # TLS may have more bytes than the system reports
                 heard = self._socket.recv(HELLO_BYTES - len(self._said))
                 if not heard:
                     raise SilentPeer("it left") if not self._said else WireError("incomplete proof")
@@ -155,7 +158,7 @@ class SocketDialer:
             self._endpoint.prepare(plain)
             if self._endpoint.encrypted:
                 self._socket = connection = SecureSocket(plain, secret, server=False)
-                if self._stopped:  # ``stop`` closed the plain socket, which has been replaced
+                if self._stopped:  # ``stop`` closed the plain socket, which the TLS socket has replaced
                     raise ConnectionLost("stopped")
                 connection.shake()
             challenged = _read(connection, CHALLENGE_BYTES, end_s, files)
@@ -191,7 +194,7 @@ class SocketDialer:
 
 
 def _read(connection: socket.socket | SecureSocket, num_bytes: int, end_s: float, files: list[int]) -> bytes:
-    """Reads a number of bytes before a deadline. Appends the files that come with them to ``files``."""
+    """Reads a number of bytes before a deadline. Appends the files that arrive with the bytes to ``files``."""
     said = b""
     while len(said) < num_bytes:
         connection.settimeout(max(0.001, end_s - time.monotonic()))
@@ -200,7 +203,7 @@ def _read(connection: socket.socket | SecureSocket, num_bytes: int, end_s: float
         else:
             heard, found, flags, _ = socket.recv_fds(connection, num_bytes - len(said), 2)
             files += found
-            if flags & socket.MSG_CTRUNC:  # the other side will use shared memory whose files did not arrive
+            if flags & socket.MSG_CTRUNC:  # the other side will use shared memory whose files are lost
                 raise ConnectionLost("this process is out of file descriptors")
         if not heard:
             raise WireError("the other side closed the connection instead of greeting")

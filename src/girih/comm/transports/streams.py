@@ -1,4 +1,4 @@
-"""Messages on a stream of bytes, without blocking. Parts are sent from and received into their own memory.
+"""Messages on a stream of bytes, without blocking. Parts are sent from and received into separate memory.
 
 sign       4 bytes
 parts      number of parts, uint32
@@ -29,7 +29,7 @@ _SIGN: Final = b"GRM1"
 _HEAD: Final = struct.Struct("<4sI")
 _SCRATCH_BYTES: Final = 1 << 16
 _MOST_PARTS: Final = MOST_ARRAYS + 2  # the first part, and the locations of parts in shared memory
-_MOST_MESSAGE_BYTES: Final = MOST_BYTES + (1 << 16)  # a first part holds more than its small arrays
+_MOST_MESSAGE_BYTES: Final = MOST_BYTES + (1 << 16)  # a first part has more than its small arrays
 _MOST_VIEWS: Final = 512  # the limit of one system call
 
 
@@ -38,13 +38,13 @@ class SocketStream:
 
     Args:
         connection: a socket, which the stream owns from now on.
-        buffers: give memory to received arrays.
+        buffers: the pool of memory for received arrays.
     """
 
     def __init__(self, connection: socket.socket | SecureSocket, buffers: Buffers) -> None:
         connection.setblocking(False)
         self.socket = connection
-        self._unsent: deque[list[memoryview]] = deque()  # messages; part of the first may have been sent
+        self._unsent: deque[list[memoryview]] = deque()  # messages; a part of the first may be sent already
         self._buffers = buffers
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0  # the bytes in the scratch
@@ -98,7 +98,7 @@ class SocketStream:
         return parts
 
     def _read_messages(self) -> Iterator[bool]:
-        """Yields True each time that ``_parts`` is a whole message, and False if nothing more has arrived."""
+        """Yields True when ``_parts`` is a whole message, and False when no more bytes have arrived."""
         head = memoryview(bytearray(_HEAD.size))
         while True:
             yield from self._fill(head)
@@ -118,7 +118,7 @@ class SocketStream:
             yield True
 
     def _fill(self, wanted: memoryview) -> Iterator[bool]:
-        """Fills memory with received bytes; yields False if none are there."""
+        """Fills memory with received bytes. Yields False each time that no bytes have arrived."""
         while wanted:
             if self._end > self._start:
                 num_bytes = min(self._end - self._start, len(wanted))
@@ -136,7 +136,7 @@ class SocketStream:
             wanted = wanted[num_bytes:]
 
     def _read(self, into: memoryview) -> int:
-        """Reads into a buffer; returns the number of bytes that were there."""
+        """Reads received bytes into a buffer. Returns their number."""
         try:
             num_bytes = self.socket.recv_into(into)
         except BlockingIOError:
@@ -149,6 +149,6 @@ class SocketStream:
 
 
 def laid_out(parts: Sequence[Part]) -> list[memoryview]:
-    """Returns a message as it is sent."""
+    """Returns the bytes of a message in the order in which they are sent."""
     head = struct.pack(f"<4sI{len(parts)}Q", _SIGN, len(parts), *map(len, parts))
     return [memoryview(head), *(part.data for part in parts)]

@@ -1,7 +1,8 @@
-"""TLS 1.3 between processes of a run. Both sides derive one key from the run's secret.
+"""TLS 1.3 between processes of a run. Both sides derive the same key from the run's secret.
 
-So no key travels. Only a process with the secret has the key and is trusted. The certificate is self-signed, never
-expires, and is the only one that is trusted. Inside TLS, both sides prove the secret as on any other connection.
+So no key is sent over the network. Only a process with the secret has the key and is trusted. The certificate is
+self-signed and never expires. No other certificate is trusted. Inside TLS, both sides prove that they know the secret,
+as on any other connection.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 _NAME: Final = "girih"
 _BEGIN: Final = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _END: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
-_RECORD_BYTES: Final = 1 << 14  # the most that TLS encrypts at once
+_RECORD_BYTES: Final = 1 << 14  # the most bytes of a TLS record
 
 
 def check_installed() -> None:
-    """Raises if no certificate can be made.
+    """Raises an error if this process cannot create certificates.
 
     Raises:
         ConfigError: the package ``cryptography`` is missing.
@@ -96,7 +97,7 @@ class SecureSocket:
         """Sends as a socket does. A caller that could not send must send the same data again.
 
         Raises:
-            BlockingIOError: the system takes no more data now.
+            BlockingIOError: the system accepts no more data now.
         """
         try:
             with self._lock:
@@ -111,7 +112,7 @@ class SecureSocket:
             view = view[self.send(view) :]
 
     def sendmsg(self, views: Sequence[memoryview]) -> int:
-        """Sends as a socket does. Joins small parts, because each TLS record adds overhead."""
+        """Sends as a socket does. Joins small parts, because each TLS record has an overhead."""
         first, num_bytes = [], 0
         for view in views:
             if num_bytes + len(view) > _RECORD_BYTES:
@@ -121,13 +122,13 @@ class SecureSocket:
         return self.send(b"".join(first) if len(first) > 1 else views[0])
 
     def shutdown(self, how: int) -> None:
-        """Shuts the underlying connection down. Callable from any thread."""
+        """Shuts down the underlying connection. Callable from any thread."""
         socket.socket.shutdown(self._socket, how)
 
 
 @functools.lru_cache(8)
 def _context(secret: bytes, server: bool) -> ssl.SSLContext:
-    """Returns the settings of one side: TLS 1.3, with the run's certificate, which the other side must have too."""
+    """Returns the settings of one side: TLS 1.3 with the run's certificate. The other side must have it too."""
     certificate, key = _certificate(secret)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -135,7 +136,7 @@ def _context(secret: bytes, server: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate.decode())
     if server:
-        context.num_tickets = 0  # no client resumes a session
+        context.num_tickets = 0  # clients never resume a TLS session
     password = secrets.token_hex(16)
     with tempfile.NamedTemporaryFile() as file:  # the standard library reads keys only from files
         file.write(_encrypted(key, password) + certificate)
@@ -145,7 +146,7 @@ def _context(secret: bytes, server: bool) -> ssl.SSLContext:
 
 
 def _certificate(secret: bytes) -> tuple[bytes, Ed25519PrivateKey]:
-    """Returns the run's certificate in PEM, the same in each process, and its private key."""
+    """Returns the run's certificate in PEM, and its private key. Both are the same in each process."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -168,7 +169,7 @@ def _certificate(secret: bytes) -> tuple[bytes, Ed25519PrivateKey]:
 
 
 def _encrypted(key: Ed25519PrivateKey, password: str) -> bytes:
-    """Returns the key in PEM, under a password that only this process knows."""
+    """Returns the key in PEM, encrypted with a password that only this process knows."""
     from cryptography.hazmat.primitives import serialization
 
     return bytes(

@@ -13,14 +13,14 @@ from torch.overrides import TorchFunctionMode
 from girih.dense.accel import int8, onednn
 
 Linear = Callable[..., Tensor]
-"""A replacement of ``torch.nn.functional.linear``: [..., I], [O, I] and [O] or None to [..., O]."""
+"""A replacement of ``torch.nn.functional.linear``, from [..., I], [O, I], and [O] or None, to [..., O]."""
 
 
 class LinearBy(TorchFunctionMode):
-    """While entered, a given function computes ``torch.nn.functional.linear``.
+    """A torch mode in which a given function replaces ``torch.nn.functional.linear``.
 
-    A mode works with every model without changes: its modules, types and state dicts stay the same. Other threads, and
-    code outside of the ``with``, see no change.
+    A mode works with every model without changes: modules, types and state dicts stay the same. It has no effect on
+    other threads, and on code outside of the ``with`` block.
     """
 
     def __init__(self, linear: Linear) -> None:
@@ -38,7 +38,7 @@ class LinearBy(TorchFunctionMode):
 
 
 def arithmetic(device: torch.device, *, precision: str, forward: str) -> AbstractContextManager[object]:
-    """While entered, this thread's forward passes use bfloat16, 8-bit layers, or the faster float32 layers.
+    """Returns a context in which this thread's forward passes use bfloat16, 8-bit layers, or faster float32 layers.
 
     Args:
         precision, forward: see :class:`girih.dense.half.DenseSpec`.

@@ -23,7 +23,7 @@ from girih.telemetry.stats import COMPILE, Spans
 BACKEND: str | Callable[..., Any] = "inductor"
 """The backend of ``torch.compile``. Tests use a backend that compiles quickly."""
 FEWEST = 2
-"""The smallest batch that is compiled: torch would trace sizes 0 and 1 separately."""
+"""The smallest batch that is compiled. torch would trace sizes 0 and 1 separately."""
 
 
 class CompiledModel(nn.Module):
@@ -34,7 +34,7 @@ class CompiledModel(nn.Module):
     number of ids varies.
 
     Args:
-        replays: whether the device can replay graphs, as CUDA can.
+        replays: True if the device can replay graphs, as CUDA can.
     """
 
     __call__: Callable[..., Any]
@@ -89,14 +89,14 @@ class CompiledModel(nn.Module):
             spans.add(name, took - compiling, start + compiling)
 
     def kept(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Gradients of the last batch, in memory that the next batch does not overwrite."""
+        """Returns the gradients of the last batch, in memory that the next batch does not overwrite."""
         if not self._replayed:
             return list(gradients)
         return [None if gradient is None else gradient.clone() for gradient in gradients]
 
     def _replay(self, replayed: Callable[..., object], numeric: Tensor, embeddings: Embeddings) -> object:
         for tensor in embeddings.tensors():
-            if tensor.requires_grad:  # others read this gradient while the next batch is computed
+            if tensor.requires_grad:  # the sparse half reads this gradient while the next batch is computed
                 tensor.register_hook(torch.clone)  # type: ignore[no-untyped-call]
         if numeric.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ class CompiledModel(nn.Module):
 
 
 def require_compiler(device: torch.device) -> None:
-    """Refuses to compile for CPUs if torch would find no C++ compiler.
+    """Raises an error if torch finds no C++ compiler to compile for a CPU.
 
     Raises:
         ConfigError: there is no C++ compiler.
@@ -129,11 +129,11 @@ def require_compiler(device: torch.device) -> None:
 
 
 def _calling(module: nn.Module) -> Callable[..., object]:
-    # a lambda, because the compiled function as an attribute would list all parameters of the module a second time
+    # A lambda hides the compiled function, which as an attribute would list all parameters of the module again.
     return lambda numeric, embeddings: module(numeric, embeddings)
 
 
 def _compile_seconds() -> float:
-    """Seconds that this process has spent compiling so far, as torch counts them."""
+    """Returns the seconds that this process has spent compiling so far, as torch counts them."""
     seconds: float = torch._dynamo.utils.calculate_time_spent()["total_wall_time"]
     return seconds

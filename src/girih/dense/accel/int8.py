@@ -1,8 +1,8 @@
 """Linear layers with an 8-bit forward pass, for :class:`girih.dense.accel.arithmetic.LinearBy` (HT §5.1's Model-B).
 
-Each forward pass rounds activations and weights to 8 bits, and multiplies them as integers. The backward pass is that
-of the float32 layer: rounding counts as the identity (straight-through: Bengio et al. 2013, arXiv 1308.3432).
-docs/decisions/0039-fewer-bits.md gives the reasons.
+Each forward pass rounds activations and weights to 8 bits, and multiplies them as integers. The backward pass is the
+same as for the float32 layer. It treats rounding as the identity (straight-through estimator: Bengio et al. 2013, arXiv
+1308.3432). docs/decisions/0039-fewer-bits.md gives the reasons.
 
 Shapes: B examples (all dimensions before the last), I inputs, O outputs.
 """
@@ -21,8 +21,8 @@ from girih.models.layers.autograd import Context
 
 LEAST_STEP = 2.0**-100
 """The smallest step. Numbers that would need a smaller step become 0."""
-_NUMBERS_OF_A_PART = 1 << 17  # per thread
-_MOST_EXACT = 1024  # the number of inputs up to which float32 adds products of 7 and 8 bits exactly
+_NUMBERS_OF_A_PART = 1 << 17  # the numbers per thread that are processed together
+_MOST_EXACT = 1024  # up to this number of inputs, float32 adds products of 7 and 8 bits exactly
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -32,7 +32,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     and s = (max(x, 0) − min(x, 0)) / 255. Each output o has its own step for its weights: w ≈ s_o q, q from −127 to
     127. So y = s s_o (Σ q_x q_w − z Σ q_w) + bias, and the sums of integers are exact.
 
-    Torch's own layer runs instead in these cases:
+    Torch's own layer runs in these cases:
 
     - there are no examples, or the numbers are not float32 on a CPU
     - an activation is not finite
@@ -41,7 +41,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not _serves(input, weight, bias):
         return F.linear(input, weight, bias)
     low, high = (float(number) for number in torch.aminmax(input.detach()))
-    if not math.isfinite(high - low):  # so that refusals are the same as in float32
+    if not math.isfinite(high - low):  # so that the same steps are refused as in float32
         return F.linear(input, weight, bias)
     flat = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
     output: Tensor = _Int8Linear.apply(flat, weight, bias, min(low, 0.0), max(high, 0.0))  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class _Int8Linear(torch.autograd.Function):
         step = max((high - low) / 255, LEAST_STEP)
         zero = -128 - round(low / step)
         steps = weight.abs().amax(1).div_(127).clamp_(min=LEAST_STEP)
-        # another net may have moved the weight since its steps were computed. A code that wraps around would change
+        # Another net may have updated the weight since its steps were computed. A code that wraps around would change
         # its sign.
         rounded = weight.div(steps[:, None]).round_().clamp_(-127, 127)
         weight_codes = torch.empty(weight.shape, dtype=torch.int8).copy_(rounded)
@@ -72,7 +72,7 @@ class _Int8Linear(torch.autograd.Function):
         if bias is not None:
             offset += bias
         output = torch.empty(len(input), len(weight))
-        # in parts that stay in a core's cache, so that the operations together pass over memory once
+        # Parts stay in a core's cache, so that all operations together pass over memory once.
         rows = max(1, _NUMBERS_OF_A_PART * torch.get_num_threads() // input.shape[1])
         numbers = torch.empty(min(rows, len(input)), input.shape[1])
         codes = torch.empty(numbers.shape, dtype=torch.int8)
@@ -106,6 +106,9 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _multiplies_integers() -> bool:
-    """Returns whether torch has fast int8 instructions here. Otherwise it multiplies one number at a time."""
+    """Returns whether torch uses fast int8 instructions on this machine.
+
+    Without them, torch multiplies one number at a time.
+    """
     supported = getattr(torch.cpu, "_is_vnni_supported", None)
     return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())  # type: ignore[no-untyped-call]

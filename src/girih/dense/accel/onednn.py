@@ -21,11 +21,11 @@ from torch import Tensor
 
 from girih.models.layers.autograd import Context
 
-MIN_PRODUCTS = 1 << 22  # B · I · O below which MKL is as fast
+MIN_PRODUCTS = 1 << 22  # for B · I · O below this number, MKL is as fast
 
 
 def pays() -> bool:
-    """Returns whether layers are faster through oneDNN here. On Intel's processors MKL is as fast."""
+    """Returns whether layers are faster through oneDNN on this machine. On Intel's processors MKL is as fast."""
     return available() and _vendor() != "GenuineIntel"
 
 
@@ -41,7 +41,7 @@ def available() -> bool:
 
 @lru_cache(maxsize=1)
 def _vendor() -> str:
-    """The vendor of the processor, or "" if the system does not report it."""
+    """Returns the vendor of the processor, or "" if the system does not report the vendor."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
@@ -57,7 +57,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.is_grad_enabled()
         else _product(flat, weight, bias)
     )
-    # a view would cost copies if the next layer works in place
+    # A view would cause copies if the next layer works in place.
     return output if input.dim() == 2 else output.view(*input.shape[:-1], -1)
 
 
@@ -66,7 +66,7 @@ def _serves(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def is_plain_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Returns whether these are float32 matrices on a CPU with matching shapes, and no torch mode is active."""
+    """Returns whether all are float32 on a CPU, their shapes match, and no torch mode is active."""
     return (
         weight.dim() == 2
         and input.shape[-1] == weight.shape[1]
@@ -93,7 +93,7 @@ class _OrderedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
-        # a differentiable gradient needs torch's own operators
+        # A differentiable gradient needs torch's own operators.
         product = _differentiable_product if torch.is_grad_enabled() else _product
         return _gradients(ctx.needs_input_grad, gradient, input, weight, product)
 
@@ -101,11 +101,11 @@ class _OrderedLinear(torch.autograd.Function):
 def gradients(
     wanted: Sequence[bool], gradient: Tensor, input: Tensor, weight: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias of a linear layer, in float32, by the faster library.
+    """Returns the gradients of input, weight and bias of a linear layer, in float32, by the faster library.
 
     Args:
-        wanted: which of the three gradients are needed; the others are None.
-        gradient: [B, O], of the output.
+        wanted: True for each of the three gradients that is needed. The remaining gradients are None.
+        gradient: [B, O], the gradient of the output.
         input, weight: [B, I], [O, I].
     """
     through = pays() and input.numel() * weight.shape[0] >= MIN_PRODUCTS and not torch.is_grad_enabled()
@@ -123,7 +123,7 @@ def _gradients(
     of_input = of_weight = of_bias = None
     if wanted[0]:
         of_input = product(gradient, weight.mT)
-    if wanted[1]:  # twice as fast with the narrower matrix first
+    if wanted[1]:  # the product is twice as fast with the narrower matrix first
         narrow = gradient.shape[1] <= input.shape[1]
         of_weight = product(gradient.mT, input.mT) if narrow else product(input.mT, gradient.mT).mT
     if wanted[2]:
@@ -132,7 +132,7 @@ def _gradients(
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns a bᵀ + bias. Copies nothing if ``a`` is contiguous and ``b`` or its transpose is."""
+    """Returns a bᵀ + bias. Makes no copy if ``a`` is contiguous, and ``b`` or its transpose is contiguous."""
     if bias is not None:
         bias = bias.contiguous()
     if not (b.is_contiguous() or b.mT.is_contiguous()):  # oneDNN would multiply one number at a time

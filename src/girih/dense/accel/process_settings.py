@@ -22,9 +22,10 @@ KEPT_BYTES = 1 << 30
 def keep_freed_memory() -> None:
     """Makes this process keep up to 1 GiB of freed memory, including large tensors.
 
-    Otherwise the activations of every step are fresh pages. The kernel has to find and clear these pages: thousands of
-    page faults per step. No tensor gets a separate mapping, because free() returns a mapping to the system at once.
-    The size limit for mappings cannot be set above 32 MiB. Does nothing if the C library is not glibc.
+    Otherwise the activations of every step are in new pages. The kernel must find and clear these pages, with thousands
+    of page faults per step. Tensors must not get separate mappings, because free() returns a mapping to the system
+    immediately. So mappings are disabled, because their size limit cannot be set above 32 MiB. Does nothing if the C
+    library is not glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -36,11 +37,14 @@ def keep_freed_memory() -> None:
 
 SPINS = "GOMP_SPINCOUNT"
 FEW_SPINS = 20_000
-"""About 0.2 ms: longer than the time between two layers of a network, shorter than a look-up."""
+"""About 0.2 ms. This is longer than the time between two layers of a network, and shorter than a lookup."""
 
 
 def set_omp_spin() -> None:
-    """Sets how long idle threads spin, unless the environment sets it or PyTorch, the reader, is already imported."""
+    """Sets the time for which idle OpenMP threads spin. Does nothing if the environment already sets this time.
+
+    PyTorch reads the setting, so this function also does nothing if PyTorch is already imported.
+    """
     if "torch" not in sys.modules and SPINS not in os.environ and "OMP_WAIT_POLICY" not in os.environ:
         os.environ[SPINS] = str(FEW_SPINS)
 
@@ -54,7 +58,7 @@ def spins() -> str:
 
 
 CAPACITIES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "32"}
-"""Cache sizes that oneDNN and PyTorch read at the first product.
+"""The cache sizes that oneDNN and PyTorch read at the first matrix product.
 
 A step of a DLRM with nine layers fits. With 32 entries, oneDNN would create 18 primitives again in each step.
 """
@@ -65,8 +69,8 @@ def limit_primitive_caches(schema: Schema) -> None:
 
     With other features, all steps have the same shapes. A call after the first product has no effect.
     """
-    # imported here: importing girih imports this module, and files of the working directory must not hide imports of
-    # the schema
+    # Imported in this function, because importing girih imports this module, and files of the working directory must
+    # not hide imports of the schema.
     from girih.schema import Sequence
 
     if Sequence in map(type, schema.features):

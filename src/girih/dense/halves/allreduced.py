@@ -1,7 +1,7 @@
-"""The dense half of a trainer of several: after each step, all replicas move by the sum of their gradients.
+"""The dense half of one of several trainers. Each step updates all replicas by the sum of their gradients.
 
-This is Persia's Algorithm 2. An AllReduce in buckets, which runs during the backward pass (§4.2.3), replaces its
-locks.
+This is Persia's Algorithm 2. Instead of the paper's locks, it uses an AllReduce in buckets, which runs during the
+backward pass (§4.2.3).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class SynchronousReplica(Replica):
         begin_as_first(self.module, ranks)
 
     def _normalizing(self, *, counted: bool) -> AbstractContextManager[object]:
-        """Returns the context for a training forward pass in which each trainer has other examples.
+        """Returns the context of batch norm for a training forward pass in which each trainer has different examples.
 
-        ``counted`` says whether this trainer's examples count.
+        ``counted`` is True if this trainer's examples count.
         """
         if not self._spec.global_batch_norm or self.ranks.size == 1:
             return nullcontext()
@@ -60,10 +60,10 @@ class SynchronousReplica(Replica):
 
 
 def _refuse_shared_gpus(ranks: TrainerGroup, device: torch.device) -> None:
-    """Refuses two trainers on one GPU, which NCCL does not connect.
+    """Raises an error if two trainers use the same GPU, because NCCL cannot connect them.
 
     Raises:
-        ConfigError: raised on every trainer.
+        ConfigError: two trainers would share a GPU. All trainers raise it.
     """
     local_uuid = str(torch.cuda.get_device_properties(device).uuid)
     of_ranks = ranks.broadcast(ranks.gather(local_uuid))
@@ -99,9 +99,9 @@ class AllReducedReplica(SynchronousReplica):
         *,
         last: bool = True,
     ) -> ReplicaComputed:
-        """See :class:`Replica`. The first call finds out which parameters the loss depends on.
+        """See :class:`Replica`. The first call finds the parameters on which the loss depends.
 
-        Gradients of all micro-batches are summed here first. The trainers then sum them once.
+        This trainer first sums the gradients of all micro-batches. Then all trainers sum them once.
         """
         if self._parallel is None and self.ranks.size > 1 and self.parameters:
             self._parallel = self._distributed(*_one_example(batch, embeddings))
@@ -109,7 +109,7 @@ class AllReducedReplica(SynchronousReplica):
             return super().compute(batch, embeddings, onto, last=last)
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
-        """The model's outputs. A trainer with an empty share takes part with one example that does not count."""
+        """Returns the model's outputs. A trainer with an empty share takes part with an example that does not count."""
         has_examples = batch.num_examples > 0
         with self._normalizing(counted=has_examples) if train else nullcontext():
             if has_examples:
@@ -117,7 +117,7 @@ class AllReducedReplica(SynchronousReplica):
             return super()._outputs(*_one_example(batch, embeddings), train=train)[:0]
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
-        """See :class:`Replica`. At the end, this trainer waits for the gradients of the others."""
+        """See :class:`Replica`. At the end, this trainer waits for the gradients of all trainers."""
         with ExitStack() as self._passing:
             super()._backward(outputs, mean, share)
         self._passing = None
@@ -150,7 +150,7 @@ class AllReducedReplica(SynchronousReplica):
     def _distributed(self, batch: Batch, embeddings: Embeddings) -> DistributedDataParallel:
         unused = self.ranks.any(self._leaves_some_aside(batch, embeddings))
         with warnings.catch_warnings():
-            # the successor of this deprecated option behaves differently
+            # The successor of this deprecated option behaves differently.
             warnings.simplefilter("ignore", FutureWarning)
             parallel = DistributedDataParallel(
                 super()._module(train=True),
@@ -163,14 +163,14 @@ class AllReducedReplica(SynchronousReplica):
         if self.deferred:  # DDP waits for the GPU when it measures a step
             parallel._set_ddp_runtime_logging_sample_rate(_SELDOM)  # type: ignore[no-untyped-call]
         self._order_buckets(parallel, batch, embeddings)
-        # a lambda, because DDP checks annotated argument types that are unknown at run time
+        # A lambda, because DDP checks annotated types of arguments, which are unknown at run time.
         parallel.register_comm_hook(None, lambda state, bucket: self._sum(bucket))
         return parallel
 
     def _order_buckets(self, parallel: DistributedDataParallel, batch: Batch, embeddings: Embeddings) -> None:
-        """Makes DDP order its buckets now. DDP does this once, after the first backward pass.
+        """Makes DDP order its buckets in this call. DDP orders them once, after the first backward pass.
 
-        The order of buckets decides the order of summation. A resumed run must add in the same order as an
+        The order of buckets decides the order of summation. A resumed run must sum in the same order as an
         uninterrupted run.
         """
         self._set_mode(False)
@@ -182,7 +182,7 @@ class AllReducedReplica(SynchronousReplica):
 
     def _leaves_some_aside(self, batch: Batch, embeddings: Embeddings) -> bool:
         """Returns whether the logits do not depend on all parameters. Tries it with one example."""
-        self._set_mode(False)  # evaluation moves no running mean and draws no random number
+        self._set_mode(False)  # evaluation changes no running mean and draws no random number
         numeric = torch.from_numpy(batch.numeric).to(self.device)
         logits = self._logits_of(numeric, to_device(embeddings, self.device), train=False)
         self._set_mode(True)
@@ -191,12 +191,12 @@ class AllReducedReplica(SynchronousReplica):
 
     def _sum(self, bucket: torch._C._distributed_c10d.GradBucket) -> object:
         start, buffer = time.perf_counter(), bucket.buffer()
-        # a ring sends each part to the next rank twice: once to sum it, and once to share the sum
+        # A ring sends each part to the next rank twice: once to sum the part, and once to share the sum.
         stats, size = self.stats_of_process, self.ranks.size
         stats.sent("dense", 2 * (size - 1) * buffer.numel() * buffer.element_size() // size)
         work = self.ranks.all_reduce(buffer, async_op=True)
         if bucket.is_last() and self._passing is not None:
-            # runs after the remaining computation, and before DDP's own callback, which waits for all buckets
+            # This runs after the remaining computation, and before DDP's own callback, which waits for all buckets.
             begin = partial(self._passing.enter_context, waiting())
             torch.autograd.Variable._execution_engine.queue_callback(begin)
 
@@ -208,7 +208,7 @@ class AllReducedReplica(SynchronousReplica):
 
 
 def _one_example(batch: Batch, embeddings: Embeddings) -> tuple[Batch, Embeddings]:
-    """Makes one example with zero embeddings and without ids."""
+    """Returns a batch of one example with zero embeddings and without ids."""
     numeric, labels = (np.zeros((1, array.shape[1]), np.float32) for array in (batch.numeric, batch.labels))
     return replace(batch, numeric=numeric, labels=labels), embeddings.mapped(
         lambda bags: bags.new_zeros(1, *bags.shape[1:]),

@@ -1,6 +1,6 @@
-"""An optimizer step that a flag on the device may refuse, so that no step waits for the GPU.
+"""Optimizer steps that a flag on the device can refuse, so that no step waits for the GPU.
 
-The host learns the flag one step later. Until then the flag prevents changes of parameters and optimizer state.
+The host reads the flag one step later. Until then, the flag prevents changes of parameters and optimizer state.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from girih.dense.halves.replica import Replica
 
 Gradients = list[Tensor | None]
-"""The gradient of each parameter, or None if it took no part in the loss."""
+"""The gradient of each parameter, or None if the loss does not depend on the parameter."""
 Buffers = Sequence[tuple[Tensor, Tensor]]
-"""Tensors, each with a copy of its value before a batch."""
+"""Pairs of a tensor and a copy of its value before a batch."""
 
 
 def take_step_masked(
     half: Replica, refused: Tensor, gradients: Gradients, buffers: Buffers
 ) -> Callable[[], None]:
-    """Takes one optimizer step without waiting. If the flag is set, nothing moves and the buffers are restored.
+    """Takes one optimizer step without waiting. If the flag is set, changes nothing and restores the buffers.
 
     Returns:
         A function that the host must call if it learns that the flag was set.
@@ -41,7 +41,7 @@ def take_step_masked(
 
 
 def move_masked(half: Replica, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
-    """Takes one optimizer step, after clipping. If the flag is set, nothing moves.
+    """Takes one optimizer step, after clipping. If the flag is set, changes nothing.
 
     Args:
         refused: 0-d bool, on the device.
@@ -53,14 +53,14 @@ def move_masked(half: Replica, refused: Tensor, gradients: Gradients) -> Callabl
     if optimizer is None:
         return lambda: None
     learning = {p for p, gradient in zip(half.parameters, gradients, strict=True) if gradient is not None}
-    # the optimizer creates state in this step, or girih does not know where the optimizer keeps its state
+    # Copies are needed if the optimizer creates state in this step, or if girih does not know the place of its state.
     if not learning <= half.begun or not _keeps_state_as_torch(optimizer):
         half.begun |= learning
         if not refused:
             half.move(gradients)
         return lambda: None
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        # one fused kernel takes the whole step and reads the flag itself
+        # One fused kernel takes the whole step, and reads the flag.
         scaled: Any = optimizer
         scaled.grad_scale, scaled.found_inf = None, refused.float()
         try:
@@ -76,7 +76,7 @@ def move_masked(half: Replica, refused: Tensor, gradients: Gradients) -> Callabl
 
 
 def copies_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[Buffers, Callable[[], None]]:
-    """Copies parameters and state on the device. Also returns a function that restores the state on the host."""
+    """Copies parameters and optimizer state on the device. Also returns a function that restores state on the host."""
     tensors = [p.detach() for group in optimizer.param_groups for p in group["params"]]
     numbers = []
     for state in optimizer.state.values():
@@ -95,5 +95,5 @@ def copies_of(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[B
 
 
 def _keeps_state_as_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether steps move only the parameters and the tensors and numbers of the optimizer's state."""
+    """Returns whether steps change only the parameters, and tensors and numbers in the optimizer's state."""
     return type(optimizer).__module__.startswith(("torch.optim.", "girih."))

@@ -1,4 +1,4 @@
-"""The dense half of a trainer that waits for no other trainer. A dense server applies gradients as they arrive.
+"""The dense half of a trainer that does not wait for other trainers. A dense server applies gradients as they arrive.
 
 This is Persia's asynchronous baseline. The dense server is a thread of rank 0. It uses the optimizer and the device of
 rank 0. Between GPUs, gradients and parameters go through pinned memory of the host, on separate streams
@@ -38,7 +38,7 @@ from girih.kernels.cpu.arrays import U8
 
 
 class ParameterVerb(IntEnum):
-    """Requests of other trainers, with the integers and arrays of each.
+    """The requests of other trainers, with the integers and arrays of each request and its reply.
 
     - STEP: (version,), a gradient float32[P], and uint8[n] that marks the parameters that took part in the loss →
       (version,) and the parameters, float32[P].
@@ -51,12 +51,12 @@ class ParameterVerb(IntEnum):
 
 @dataclass(frozen=True)
 class _Sending:
-    """A gradient that leaves when it is on the host, unless its step is refused."""
+    """A gradient that is sent as soon as it is on the host, unless its step is refused."""
 
     sent: Future[Reply | None]
 
     def done(self) -> bool:
-        """Returns whether :meth:`wait` returns at once."""
+        """Returns whether :meth:`wait` returns immediately."""
         if not self.sent.done() or self.sent.exception() is not None:
             return self.sent.done()
         reply = self.sent.result()
@@ -69,7 +69,7 @@ class _Sending:
 
 
 class ParameterServer(Service):
-    """Owns the newest parameters and the optimizer that moves them. Its methods may be called from any thread.
+    """Owns the newest parameters and the optimizer that updates them. Methods may be called from any thread.
 
     Args:
         address: the address for other trainers.
@@ -97,9 +97,9 @@ class ParameterServer(Service):
 
         Args:
             gradient: float32[P], on the device of the parameters.
-            participating: uint8[n], whether each parameter took part in the loss.
-            version: the version of the parameters that the gradient was computed with.
-            move: moves the parameters; the replica's own method by default.
+            participating: uint8[n], 1 for each parameter that took part in the loss.
+            version: the version of the parameters with which the gradient was computed.
+            move: the function that updates the parameters, by default the replica's own method.
         """
         with self._lock:
             if not 0 <= version <= self.version:
@@ -148,16 +148,16 @@ class ParameterServer(Service):
 
 
 class ParameterServerReplica(Replica):
-    """A copy of the dense parameters that a dense server moves.
+    """A copy of the dense parameters that a dense server updates.
 
     Args:
-        staleness: the number of gradients that may be on their way to the server when a batch is computed.
+        staleness: the number of gradients that may be in flight to the server when a batch is computed.
         address: the address at which the server listens, see :func:`girih.comm.service.listen`.
-        secret: proves that a peer belongs to the run.
+        secret: the secret that proves that a peer belongs to the run.
 
     Attributes:
-        optimizer: on rank 0, the server's optimizer; on other ranks, an optimizer that only carries the learning rate
-            schedule.
+        optimizer: on rank 0, the server's optimizer. On other ranks, an optimizer that is only used for the learning
+            rate schedule.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class ParameterServerReplica(Replica):
                 ranks.broadcast(server.listen(self._closing))
         else:
             self._client = self._closing.enter_context(connect(ranks.broadcast(None), secret=secret))
-        if self.deferred:  # closed before the client, because gradients leave through the client
+        if self.deferred:  # closed before the client, because gradients are sent through the client
             self._lane = FromDevice(spec.device)
             self._departures = self._closing.enter_context(ThreadPoolExecutor(1, "girih-dense-gradients"))
         self._refresh()
@@ -202,7 +202,7 @@ class ParameterServerReplica(Replica):
             self._take_arrived(self._staleness)
 
     def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
-        """The same as :meth:`move`, unless a flag on the device is set; see :class:`Replica`."""
+        """Does the same as :meth:`move`, unless a flag on the device is set; see :class:`Replica`."""
         if self._client is not None:
             self._send_masked(self._client, refused, gradients)
         return (lambda: None) if self._server is None else self._moved_here(self._server, refused, gradients)
@@ -219,7 +219,7 @@ class ParameterServerReplica(Replica):
         self._set_parameters(flat, version)
 
         def go_on() -> None:
-            if server.version == version:  # else other trainers moved them since
+            if server.version == version:  # otherwise other trainers have updated the parameters since
                 put_back[0]()
 
         return go_on
@@ -248,13 +248,13 @@ class ParameterServerReplica(Replica):
         ), participating
 
     def sync(self) -> None:
-        """Returns when the server has taken all steps of all trainers and this trainer has the newest parameters."""
+        """Waits until the server has taken all steps of all trainers, and this trainer has the newest parameters."""
         self._take_arrived(0)
         self._ranks.barrier()
         self._refresh()
 
     def stats(self) -> dict[str, int]:
-        """On rank 0: the largest number of other steps between a gradient's parameters and its step."""
+        """Returns on rank 0 the largest number of other steps between a gradient's parameters and its step."""
         return {"staleness_max": 0 if self._server is None else self._server.staleness_max}
 
     def restore(self, state: DenseState) -> None:

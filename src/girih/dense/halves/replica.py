@@ -35,10 +35,10 @@ from girih.telemetry.stats import StatsSnapshot
 
 @dataclass(eq=False)
 class ReplicaComputed:
-    """Loss and gradients of one batch, or of several micro-batches.
+    """The loss and gradients of one batch, or of several micro-batches.
 
     Attributes:
-        buffers: the model's buffers before the batch.
+        buffers: the model's buffers, with copies of their values before the batch.
         largest: float32[P], on the device: the largest absolute value of each gradient.
         embeddings: the embeddings of each micro-batch.
         refusal: why the step is refused, if the host knows a reason that the loss and ``largest`` do not show.
@@ -118,7 +118,7 @@ class ReplicaComputed:
         return None
 
     def _local_numbers(self, vote: Vote) -> Tensor:
-        """float64[3 + P]: the loss, whether an earlier step or this step was refused (two numbers), the maxima."""
+        """Returns float64[3 + P]: the loss, 1 if an earlier step was refused, 1 if this step is refused, the maxima."""
         flags = (self.half.stopped, vote.refused)
         return torch.cat(
             [self.vote.loss.reshape(1), *(each.reshape(1).double() for each in flags), self.largest.double()]
@@ -133,7 +133,7 @@ class ReplicaComputed:
         of_rows: Numbers,
         local: Numbers = (),
     ) -> StepFacts:
-        """The outcome of the step, from numbers on the host. ``local`` is present if the step may have been refused."""
+        """Returns the facts of the step from numbers on the host. ``local`` is given if the step may be refused."""
         losses, refusal = votes, None
         if vote.ranks is not None:
             losses = votes[LOSS :: len(BALLOT)]
@@ -153,10 +153,10 @@ class Replica:
     """One copy of the dense parameters.
 
     Attributes:
-        optimizer: moves the parameters; None if there are no parameters.
-        stopped: 0-d bool, on the device: a step was refused, and the host does not know it yet.
-        begun: parameters for which the optimizer has created state.
-        voters: the trainers that vote on a step; None if this trainer decides alone.
+        optimizer: the optimizer of the parameters, or None if there are no parameters.
+        stopped: 0-d bool, on the device: True if a step was refused. The host may not know of it yet.
+        begun: the parameters for which the optimizer has created state.
+        voters: the trainers that vote on a step, or None if this trainer decides alone.
     """
 
     voters: TrainerGroup | None = None
@@ -166,7 +166,7 @@ class Replica:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.module = spec.module.to(self.device)
-        self._kind: type[nn.Module] = type(spec.module)  # the class that errors name
+        self._kind: type[nn.Module] = type(spec.module)  # the class whose name is in errors
         self.named_parameters = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in self.named_parameters]
         self.optimizer = made_by(spec.optimizer, self.parameters)
@@ -178,7 +178,7 @@ class Replica:
         self._loss = loss_of(self.module)
         self._to_logits: Callable[[Tensor], Tensor] | None = getattr(self.module, "logits", None)
         self._loss_features = _places(self.module)
-        # each trainer computes its part of a loss over the whole batch, and all trainers must take part
+        # Each trainer computes its part of a loss over the whole batch, and all trainers must take part.
         self.whole_batch = is_over_batch(self.module)
         self._modes: list[tuple[nn.Module, bool]] = []
 
@@ -202,7 +202,7 @@ class Replica:
             none = outputs.new_zeros((), dtype=torch.float64)
             loss = none if mean is None else mean.detach().double() * share
             refused = ~torch.isfinite(loss)
-            # if other trainers wait for gradients of this trainer's loss, they get the non-finite gradients
+            # If other trainers wait for gradients of this trainer's loss, they get the non-finite gradients.
             drops = not (self.deferred or self.whole_batch) and bool(refused)
             self._backward(outputs, None if drops else mean, share)
             refusal, gradients = self._refusal(embeddings), self._taken_gradients()
@@ -236,7 +236,7 @@ class Replica:
         return outputs if self._to_logits is None else self._to_logits(outputs)
 
     def take_step(self, vote: Vote, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
-        """Takes one optimizer step. If the vote refuses the step, nothing moves and the buffers are restored.
+        """Takes one optimizer step. If the vote refuses the step, changes nothing and restores the buffers.
 
         Returns:
             A function that the host must call if it learns that the step was refused.
@@ -251,7 +251,7 @@ class Replica:
         return lambda: None
 
     def move_masked(self, refused: Tensor, gradients: Gradients) -> Callable[[], None]:
-        """See :func:`girih.dense.halves.deferred.move_masked`: the same as :meth:`move`, unless the flag is set."""
+        """Works like :meth:`move`, unless the flag is set. See :func:`girih.dense.halves.deferred.move_masked`."""
         return move_masked(self, refused, gradients)
 
     def move(self, gradients: Gradients) -> None:
@@ -266,21 +266,21 @@ class Replica:
         self.optimizer.zero_grad(set_to_none=True)
 
     def sync(self) -> None:
-        """No-op: nothing is in flight, and only this trainer moves the parameters."""
+        """Does nothing, because no update is in flight, and only this trainer updates the parameters."""
 
     def stats(self) -> dict[str, int]:
-        """A staleness of 0: the parameters are never stale."""
+        """Returns a staleness of 0, because the parameters are never stale."""
         return {"staleness_max": 0}
 
     def processes(self, *, spans: bool = False) -> Mapping[str, StatsSnapshot]:
-        """Empty: this process is the only one."""
+        """Returns an empty mapping, because the dense half has no other process."""
         return {}
 
     def close(self) -> None:
-        """No-op: a replica only holds memory."""
+        """Does nothing, because a replica has only memory."""
 
     def state(self) -> DenseState:
-        """``model`` and ``optimizer`` state dicts, and the optimizer's name."""
+        """Returns the ``model`` and ``optimizer`` state dicts, and the optimizer's name."""
         return {
             "model": self.module.state_dict(),
             "optimizer": {} if self.optimizer is None else self.optimizer.state_dict(),
@@ -288,7 +288,7 @@ class Replica:
         }
 
     def restore(self, state: DenseState) -> None:
-        """The inverse of :meth:`state`. The optimizer keeps its current options.
+        """Restores a :meth:`state`. The optimizer keeps its current options.
 
         Raises:
             ValueError: the state belongs to another optimizer.
@@ -303,7 +303,7 @@ class Replica:
             saved = state["optimizer"]
             groups = saved["param_groups"]
             if len(groups) == len(now):
-                # while loading, torch uses these options to decide whether updates are counted on the device
+                # During the load, these options tell torch whether to count updates on the device.
                 kinds = [{k: own[k] for k in ("fused", "capturable") if k in own} for own in now]
                 groups = [group | kind for group, kind in zip(groups, kinds, strict=True)]
             self.optimizer.load_state_dict({**saved, "param_groups": groups})
@@ -311,19 +311,19 @@ class Replica:
                 group.update(options)
 
     def _begin_step(self, onto: ReplicaComputed | None) -> Buffers:
-        """Gives parameters the gradients of earlier micro-batches. Returns copies of the buffers before the batch."""
+        """Sets the gradients of parameters to those of earlier micro-batches. Returns the buffers before the batch."""
         self._set_mode(True)
         earlier: Gradients = [None] * len(self.parameters) if onto is None else onto.gradients
         for parameter, gradient in zip(self.parameters, earlier, strict=True):
             parameter.grad = gradient  # drops a gradient that a failed step or the user's own loop left
-        if onto is None:  # a refused step must not move running means either
+        if onto is None:  # copies are needed, because a refused step must not change running means
             return [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         return onto.buffers
 
     def _outputs(self, batch: Batch, embeddings: Embeddings, *, train: bool) -> Tensor:
-        """Returns the model's outputs, checked: float32[B, T] if they are logits."""
+        """Returns the model's checked outputs, float32[B, T] if they are logits."""
         numeric = moved(batch.numeric, self.device)
-        # a compiled model has its own matrix products
+        # A compiled model has its own matrix products.
         has_products = train and self._compiled is not None and self._spec.precision == "float32"
         arithmetic = nullcontext() if has_products else self._spec.arithmetic()
         with torch.set_grad_enabled(train), arithmetic:
@@ -342,11 +342,11 @@ class Replica:
         return logits.float()
 
     def _num_outputs(self, num_examples: int, *, train: bool) -> int:
-        """The number of examples whose logits this trainer computes."""
+        """Returns the number of examples whose logits this trainer computes."""
         return num_examples
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
-        """The targets to compare the logits with, and the weight of their mean loss in the loss of the step."""
+        """Returns the targets for the logits, and the weight of their mean loss in the loss of the step."""
         scale, of_labels, weights = label_scale(batch), batch.label_weights, batch.example_weights
         targets = Targets(
             moved(batch.labels, self.device),
@@ -361,18 +361,18 @@ class Replica:
         return targets, 1.0 if batch.share is None else batch.share.weight
 
     def _over_batch(self, targets: Targets, batch: Batch) -> Targets:
-        """The targets for a loss over the whole batch, with the ids that it reads."""
+        """Returns the targets for a loss over the whole batch, with the ids that the loss reads."""
         ids = {name: batch.first_ids(place) for name, place in self._loss_features.items()}
         return targets._replace(
             ids={name: torch.from_numpy(each).to(self.device) for name, each in ids.items()}
         )
 
     def _score(self, scored: ScoredSteps, outputs: Tensor, targets: Targets) -> None:
-        """Counts the logits of a step."""
+        """Adds the logits of a step to the scores."""
         scored.add(self.logits(outputs.detach()), targets)
 
     def _mean_loss(self, outputs: Tensor, targets: Targets) -> Tensor | None:
-        """The mean loss, 0-d, checked. None without examples, unless all trainers take part in the loss."""
+        """Returns the checked mean loss, 0-d, or None without examples, unless all trainers take part in the loss."""
         if not (len(outputs) or self.whole_batch):
             return None
         mean = self._loss(outputs, targets)
@@ -384,7 +384,10 @@ class Replica:
         return mean
 
     def _backward(self, outputs: Tensor, mean: Tensor | None, share: float) -> None:
-        """Computes gradients of ``share`` times the mean loss, which is None if refused or without examples."""
+        """Computes the gradients of ``share`` times the mean loss.
+
+        The mean loss is None if the step is refused or has no examples.
+        """
         if mean is not None and mean.requires_grad:
             mean.backward(torch.full_like(mean, share))  # type: ignore[no-untyped-call]
 
@@ -393,7 +396,7 @@ class Replica:
         return None
 
     def _taken_gradients(self) -> Gradients:
-        """Takes the parameters' gradients. From now on they belong to the handle."""
+        """Removes the gradients from the parameters and returns them. The handle owns them from now on."""
         gradients: Gradients = []
         for parameter in self.parameters:
             gradients.append(parameter.grad)
@@ -406,7 +409,7 @@ class Replica:
         return spans(name) if self._compiled is None else self._compiled.phase(name, spans)
 
     def _module(self, *, train: bool) -> nn.Module:
-        """The model, as this half computes it."""
+        """Returns the module that this half calls to compute the model."""
         return self._compiled if train and self._compiled is not None else self.module
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
@@ -428,7 +431,7 @@ class Replica:
         return logits
 
     def _set_mode(self, train: bool) -> None:
-        """Sets all modules to evaluation, or sets each module back to the user's choice for training."""
+        """Sets all modules to evaluation mode, or each module back to the user's choice for training."""
         if not train and not self._modes:
             self._modes = [(module, module.training) for module in self.module.modules()]
             self.module.eval()
@@ -442,7 +445,7 @@ class Replica:
 
 
 def _places(module: nn.Module) -> dict[str, int]:
-    """The features whose ids the model's loss reads, each with its index among the features of a batch."""
+    """Maps each feature whose ids the model's loss reads to its index among the features of a batch."""
     wanted = getattr(module, "loss_features", ())
     schema: Any = getattr(module, "schema", None)
     names = [feature.name for feature in schema.sparse] if wanted else []
@@ -450,7 +453,7 @@ def _places(module: nn.Module) -> dict[str, int]:
 
 
 def made_by(optimizer: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
-    """Makes the optimizer of some parameters. Returns None without parameters.
+    """Creates the optimizer of some parameters. Returns None without parameters.
 
     Raises:
         ConfigError: the factory did not return an optimizer.
@@ -468,7 +471,7 @@ def begin_as_first(module: nn.Module, ranks: TrainerGroup) -> None:
 
 
 def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
-    """Moves embeddings to a device."""
+    """Copies embeddings to a device."""
     parts: list[Block | Jagged] = [
         *embeddings.blocks,
         *embeddings.first_order,
@@ -484,7 +487,7 @@ def to_device(embeddings: Embeddings, device: torch.device) -> Embeddings:
 
 
 def moved(numbers: NDArray[np.floating] | Tensor, device: torch.device) -> Tensor:
-    """Moves numbers to a device. On a CPU, the result shares memory. A copy to a GPU is pinned and asynchronous."""
+    """Copies numbers to a device. On a CPU, the result shares memory. A copy to a GPU is pinned and asynchronous."""
     tensor = torch.as_tensor(numbers)
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)

@@ -1,8 +1,8 @@
-"""The dense half of trainers that each own some features. Its weight-rich operators are spread (DES, Algorithm 1).
+"""The dense half of trainers that each own some features. Weight-rich operators are divided (DES, Algorithm 1).
 
-Each trainer computes the partial results of its features. The upper network takes their sum, or their
-concatenation. Parameters of operators stay with the features that they read. They are still dense parameters: the
-optimizer, clipping and schedules see them, and a checkpoint has them whole.
+Each trainer computes the partial results of its features. The inputs of the upper network are the sums or the
+concatenations of partial results. The parameters of operators are on the trainers whose features they read. They are
+still dense parameters: the optimizer, clipping and schedules apply to them, and a checkpoint has the whole parameters.
 
 Shapes: B examples, T labels, X numeric features.
 """
@@ -44,12 +44,12 @@ class SubstitutedReplica(SynchronousReplica):
 
     Args:
         placement: the features that each trainer owns.
-        split: whether each trainer computes the upper network for its share of a training batch only, with independent
-            dropout. Otherwise, and in evaluations, all trainers compute the same, with the same dropout.
-        half: partial results travel as bfloat16.
+        split: True if each trainer computes the upper network only for its share of a training batch, with independent
+            dropout. Otherwise, and in evaluations, all trainers compute the same numbers, with the same dropout.
+        half: True sends partial results as bfloat16.
 
     Attributes:
-        shared: the parameters that all trainers have whole.
+        shared: the parameters of which all trainers have a whole copy.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SubstitutedReplica(SynchronousReplica):
         self._wire = Aggregation(ranks, spec.stats, half=half)
         self._operators = [operator for _, operator in operators_of(self.module)]
         sums = any(operator.aggregation == "sum" for operator in self._operators)
-        # requests to stop travel with partial results, so that no step needs a separate message
+        # Requests to stop are sent with partial results, so that no step needs a separate message.
         self._polls_stop = spec.on_nonfinite == "stop" and sums and not (split or half or ranks.size == 1)
         self._sharded = ShardedParameters(self.module, self.optimizer, ranks)
         self._places: dict[SubstitutableOperator, list[Tensor]] = {}
@@ -80,11 +80,11 @@ class SubstitutedReplica(SynchronousReplica):
             self.optimizer.whole_squares = self._whole_squares
 
     def state(self) -> DenseState:
-        """See :class:`Replica`. Every parameter is whole. All trainers must call this together."""
+        """See :class:`Replica`. All parameters in the state are whole. All trainers must call this method together."""
         return self._sharded.whole(super().state())
 
     def restore(self, state: DenseState) -> None:
-        """See :class:`Replica`. Each trainer takes its part."""
+        """See :class:`Replica`. Each trainer restores its part of the parameters."""
         super().restore(self._sharded.part(state))
 
     def _narrow(self, schemas: list[Schema]) -> None:
@@ -99,7 +99,7 @@ class SubstitutedReplica(SynchronousReplica):
         return self._wire.shares(num_examples)[self.ranks.rank] if self.split and train else num_examples
 
     def _targets(self, batch: Batch) -> tuple[Targets, float]:
-        """The targets of this trainer's share if the upper network is split, otherwise of all examples."""
+        """Returns the targets of this trainer's share if the upper network is split, otherwise of all examples."""
         targets, weight = super()._targets(batch)
         if not self.split:
             return targets, weight
@@ -108,17 +108,17 @@ class SubstitutedReplica(SynchronousReplica):
         return targets, weight * share  # the batch may be a micro-batch
 
     def _score(self, scored: ScoredSteps, outputs: Tensor, targets: Targets) -> None:
-        """Counts the logits of this trainer's share. If all trainers have all examples, only the first one counts."""
+        """Counts the logits of this trainer's share. If all trainers have all examples, only rank 0 counts."""
         if self.split or self.ranks.first:
             super()._score(scored, outputs, targets)
 
     def _logits_of(self, numeric: Tensor, embeddings: Embeddings, *, train: bool) -> Tensor:
         totals = self._totals(numeric, embeddings, train=train)
         num_examples = min(len(total) for total in totals.values())
-        if not num_examples:  # an empty share takes part with one example that does not count
+        if not num_examples:  # a trainer with an empty share takes part with an example that does not count
             totals = {operator: F.pad(total, (0, 0, 0, 1)) for operator, total in totals.items()}
         none = numeric.new_empty(max(1, num_examples), 0)  # only operators read numeric features
-        # if the network is replicated, every trainer has all examples
+        # If the network is replicated, every trainer has all examples.
         with self._normalizing(counted=num_examples > 0) if self.split and train else nullcontext():
             logits = super()._logits_of(none, Aggregated(totals), train=train)  # type: ignore[arg-type]
         return logits[:num_examples]
@@ -149,20 +149,20 @@ class SubstitutedReplica(SynchronousReplica):
         *,
         last: bool = True,
     ) -> ReplicaComputed:
-        """See :class:`Replica`. With the last micro-batch, the trainers agree on the step if they need to.
+        """See :class:`Replica`. With the last micro-batch, the trainers agree on whether the step is refused.
 
         They need no agreement if all have the same loss and the run ends at a refused step.
 
         Raises:
-            NonFiniteError: a gradient is not finite on this trainer, maybe on this trainer only, and the run ends
-                anyway.
+            NonFiniteError: a gradient on this trainer is not finite, maybe only on this trainer, and the run ends at a
+                refused step.
         """
         computed = super().compute(batch, embeddings, onto, last=last)
         if not last or self.ranks.size == 1:
             return computed
         vote, names = computed.vote, computed.names()
         refusal = computed.explain(names, [vote.loss.item(), 0.0, 0.0, *computed.largest.tolist()])
-        # the sparse half would find it only after other trainers have moved their rows
+        # The sparse half would find a non-finite gradient only after other trainers have updated their rows.
         parts = computed.embeddings if refusal is None else ()
         feature = next((name for part in parts if (name := part.first_nonfinite_gradient())), None)
         if feature is not None:
@@ -172,14 +172,14 @@ class SubstitutedReplica(SynchronousReplica):
         elif self._polls_stop:
             if refusal is not None and math.isfinite(
                 vote.loss
-            ):  # all have the same loss, but not the same gradients
+            ):  # all trainers have the same loss, but not the same gradients
                 raise NonFiniteError(
                     f"trainer {self.ranks.rank}: {refusal}; other trainers may have applied theirs; resume from the last"
                     " checkpoint, with a lower learning rate or train.clip_norm"
                 )
             return computed
         else:
-            # if all trainers have the whole loss, it counts once
+            # If all trainers have the whole loss, it counts once.
             counted = vote.loss.item() if refusal is None and self.ranks.first else 0.0
             total, num_refusing = self.ranks.vote(counted, refusing=refusal is not None)
             if num_refusing:
@@ -189,7 +189,7 @@ class SubstitutedReplica(SynchronousReplica):
         return replace(computed, vote=Vote(refused, loss), refusal=refusal)
 
     def _taken_gradients(self) -> Gradients:
-        """See :class:`Replica`. Parameters without a local part get empty gradients, and so optimizer state."""
+        """See :class:`Replica`. Parameters without a local part get empty gradients, and therefore optimizer state."""
         for parameter in self.parameters:
             if parameter.grad is None and not parameter.numel():
                 parameter.grad = torch.zeros_like(parameter)
@@ -198,7 +198,7 @@ class SubstitutedReplica(SynchronousReplica):
     def _sum_shared(
         self, taken: Gradients, value: float, refusal: NonFiniteError | None
     ) -> tuple[float, NonFiniteError | None]:
-        """Sums the gradients of shared parameters over the trainers' shares. The vote goes with them."""
+        """Sums the gradients of shared parameters over the trainers' shares. The same message has the votes."""
         pairs = zip(self.parameters, taken, strict=True)
         gradients = [each for parameter, each in pairs if each is not None and parameter not in self._sharded]
         counted = 0.0 if refusal else value

@@ -1,8 +1,8 @@
 """Decides which new keys get a row, by counting Bloom filters or by chance.
 
-A filter of 8-bit saturating cells is cut into blocks of at most 4,096 cells. The upper bits of a key's hash choose
-the block, in the same order as they choose the shard. So each shard keeps a contiguous range of blocks of the whole
-table's filter, and filters can be moved to another number of shards.
+A filter consists of 8-bit saturating cells, in blocks of at most 4,096 cells. The upper bits of a key's hash choose the
+block, in the same order as they choose the shard. So each shard has a contiguous range of the blocks of a table's
+filter, and filters can be divided again if the number of shards changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CELL = 255
 
 @njit_lean
 def cell_of(bloom: I64, key_id: Any, table: Any, number: Any) -> Any:
-    """Returns the index of a key's ``number``-th cell in ``cells``; ``number`` is below ``NUM_HASHES``."""
+    """Returns the index of a key's ``number``-th cell in ``cells``. ``number`` is below ``NUM_HASHES``."""
     hashed = key_hash(key_id, table)
     block = scaled(hashed, bloom[table, TOTAL_BLOCKS]) - bloom[table, FIRST_BLOCK]
     within = (word16(mix(hashed), number) * bloom[table, BLOCK_CELLS]) >> 16

@@ -1,10 +1,11 @@
 """Compiles kernels before they are needed: on all cores, once for all processes of a machine.
 
-Each compiled kernel leaves a mark next to numba's cache. If a process finds marks missing, it takes a lock, and other
-processes wait and then find the marks. The process starts helper processes, because numba compiles only one function
-at a time in a process. A pipe holds numbers of modules, and each helper takes the next number. Kernels of one module
-stay together, because they use the same functions, which each process would have to compile again. If a process is
-killed, its kernels have no mark, and the lock goes to the remaining processes.
+Each compiled kernel leaves a mark, a file next to numba's cache. A process that needs kernels without marks takes a
+lock and compiles them. Other processes wait for the lock, and then find the marks. The process starts helper processes,
+because numba compiles only one function at a time in a process. A pipe contains numbers of modules, and each helper
+takes the next number. The kernels of a module are compiled by the same helper, because they use the same functions,
+which each process must compile again. If a process is killed, its kernels have no mark, and the lock goes to the
+remaining processes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from girih.tables import LFU, TTL, Eviction
 
 MOST_PROCESSES = 4
 TELL_EVERY_S = 10.0
-"""Seconds between two lines about compilation progress."""
+"""Seconds between two log lines about compilation progress."""
 MODULES = (
     dedup, device_slots, disk_reads, gradients, lookup, mapped, pairs, pool, routing, strings, take, tensor_codecs,
     tiers, update, wire_codecs,
@@ -87,11 +88,11 @@ _SCALARS: dict[Any, Any] = {int: types.int64, bool: types.boolean, np.uint64: ty
 def training(
     rows: Iterable[Sequence[SparseOptimizer]], evictions: Iterable[Eviction | None] = ()
 ) -> list[str]:
-    """Returns kernels that steps of training and evaluation call, and kernels that write checkpoints.
+    """Returns the kernels that steps of training and evaluation call, and the kernels that write checkpoints.
 
     Args:
-        rows: for each group of tables, the optimizer of each segment of its rows.
-        evictions: the evictions of the tables.
+        rows: for each group of tables, the optimizer of each segment of the group's rows.
+        evictions: the eviction policies of the tables.
     """
     kinds = {type(each) for each in evictions}
     needed = {*(_EXPIRING if TTL in kinds else ()), *(_LEAST_USED if LFU in kinds else ())}
@@ -155,14 +156,14 @@ def make_ready(names: Iterable[str], log: Callable[[str], None] = _LOG.warning) 
     """Compiles the named kernels that this machine has not compiled before.
 
     Args:
-        log: receives a line at the start and at the end, and more lines between if compilation takes long.
+        log: receives a line at the start and at the end, and lines between if compilation takes long.
 
     Returns:
-        The seconds that compilation took, 0 if nothing was missing.
+        The seconds that compilation took, or 0 if no kernel was missing.
     """
     names = list(names)
     if CACHE_WARNING and _WARNED not in os.environ:
-        os.environ[_WARNED] = "1"  # child processes do not repeat it
+        os.environ[_WARNED] = "1"  # child processes do not repeat the warning
         log(CACHE_WARNING)
     if JIT_DISABLED or not missing_of(names):
         return 0.0
@@ -239,12 +240,12 @@ def _is_ready(name: str) -> bool:
 
 
 def missing_of(names: Iterable[str]) -> list[str]:
-    """Returns the named kernels that are not compiled yet, each once."""
+    """Returns the named kernels that are not compiled yet, without duplicates."""
     return [name for name in dict.fromkeys(names) if not _is_ready(name)]
 
 
 def _by_module(names: Iterable[str]) -> list[list[str]]:
-    """Groups kernels by module. Modules that take longest come first."""
+    """Groups kernels by module. The modules that take longest to compile are first."""
     modules: dict[str, list[str]] = {"lookup": [], "update": []}
     for name in names:
         module = "lookup" if name.startswith(_AS_LOOKUP) else name.partition(".")[0]
@@ -253,9 +254,9 @@ def _by_module(names: Iterable[str]) -> list[list[str]]:
 
 
 def _alone() -> contextlib.AbstractContextManager[int | None]:
-    """Waits until no other process of this machine compiles, then takes the lock.
+    """Waits until no other process of this machine compiles, and then takes the lock.
 
-    The lock lasts until all its holders end.
+    The lock is free again when this process and its helpers have ended.
     """
     if CACHE_DIRECTORY is None:
         return contextlib.nullcontext()

@@ -1,9 +1,9 @@
-"""The types of arrays in kernels: kind and bits of an item.
+"""The types of arrays in kernels, named by the kind and bits of an item.
 
-Annotations give the types for compiling kernels that Python calls. Arrays are C-contiguous and have one dim, or the
-number in the name (``x2``). Arrays that are only read, and may come from Arrow or from another process, are sealed. A
-sealed array has one type, whether or not its memory is writable. In functions that only kernels call, these names do
-not fix dims and seals.
+Kernels that Python calls are compiled for the types in their annotations. Arrays are C-contiguous. They have one
+dimension, or the number of dimensions in the name (``x2``). Arrays that are only read, and that may come from Arrow or
+from another process, are sealed. A sealed array has the same type for writable and read-only memory. In functions that
+only kernels call, these names do not determine the dimensions and seals.
 """
 
 from typing import Annotated, Any

@@ -1,10 +1,10 @@
 """Deduplicates the ids of a batch into unique keys of one shard, and gives each id the number of its key.
 
-One scratch hash table serves all tables of rows in turn, and stays in L2. Slots hold numbers that only grow. So
-entries of earlier tables or batches are recognized as old, and the hash table is never cleared. If a table has too
-many ids for this, they are first divided by hash into parts, which take turns.
+One scratch hash table is used for one table of rows after the other, and stays in the L2 cache. Slots contain numbers
+that only grow. So entries of earlier tables or batches are recognized as old, and the hash table is never cleared. If a
+table has too many ids for this, its ids are first divided by hash into parts, which use the hash table in turn.
 
-Shapes: B examples, F features of the group, N ids in the batch, n of one feature, U unique keys of this shard.
+Shapes: B examples, F features of the group, N ids in the batch, n ids of one feature, U unique keys of this shard.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from girih.kernels.cpu.hashing import key_hash, low_bits, scaled, word16
 from girih.kernels.cpu.jit import kernel, njit_lean
 
 MAX_NUMBER = (1 << 31) - 1
-SLOTS_PER_ID = 3  # at least; few enough for L2, enough for free homes
+SLOTS_PER_ID = 3  # the least number: small enough for the L2 cache, large enough that most homes are free
 LEAST_SLOTS = 1 << 10
-MOST_TOGETHER = 1 << 13  # ids of a table that are not divided
+MOST_TOGETHER = 1 << 13  # the most ids of a table that are not divided
 PART_BITS = 4
 NUM_PARTS = 1 << PART_BITS
 
@@ -37,7 +37,7 @@ def choose(
     positions: I32,
     count: Any,
 ) -> Any:
-    """Lists the indices of this shard's ids among ``ids[first:last]`` in ``positions``, from ``count`` on.
+    """Appends the indices of this shard's ids among ``ids[first:last]`` to ``positions``, which has ``count`` entries.
 
     ``hashes``, uint64[·], receives the hash of each listed id, in the same order. Returns the new number of listed
     ids.
@@ -62,12 +62,15 @@ def part_of(h: Any) -> Any:
 
 @njit_lean
 def part_by_hash(hashes: U64, positions: I32, count: Any, room: Any, ends: I64) -> None:
-    """Sorts the result of :func:`choose` by parts. Writes it ``room`` places later; part p ends at ``ends[p]``."""
+    """Sorts the result of :func:`choose` by parts. Part p ends at ``ends[p]``.
+
+    The sorted ids are written to the same arrays, ``room`` places later.
+    """
     ends[:] = 0
     for n in range(count):
         ends[part_of(hashes[n])] += 1
     total = np.int64(room)
-    for part in range(len(ends)):  # a part's end is the place of its next id until it is filled
+    for part in range(len(ends)):  # while a part is being filled, its end is the place of its next id
         total += ends[part]
         ends[part] = total - ends[part]
     for n in range(count):
@@ -150,7 +153,7 @@ def unique_keys(
             count = choose(ids, begin, end, table, shard, num_shards, hashes, positions, count)
             num_ids += end - begin
             last += 1
-        oldest = base + num_keys  # oldest entry of this table
+        oldest = base + num_keys  # the oldest entry of this table
         if num_ids <= MOST_TOGETHER:
             num_keys = number_keys(
                 ids, table, hashes, positions, 0, count, len(scratch) - 1, scratch, base, oldest, first_key, num_keys,
@@ -210,24 +213,24 @@ def dedup(
     """Finds the unique keys of some features of a batch that belong to one shard (Unique & Partition, PICASSO §III-B).
 
     Args:
-        ids: int64[N] of the whole batch; offsets: int32[·], the batch's bag bounds.
-        features, tables: int64[F], int32[F]: the features, and the table of each; features of one table are adjacent.
-        shard, num_shards: the shard; ids of other shards are skipped.
-        scratch: int32[S], S a power of two above the number of ids of any undivided table: ``base`` plus the number
-            of a key. Smaller values than ``base`` mark free slots.
-        base: at least 1, above all values that earlier calls wrote to ``scratch``: their ``base`` + U.
-        hashes, positions: scratch, uint64 and int32, with room for the ids of any table; twice this room if a table
+        ids: int64[N], the ids of the whole batch. offsets: int32[·], the batch's bag bounds.
+        features, tables: int64[F], int32[F]: the features, and the table of each. Features of one table are adjacent.
+        shard, num_shards: the shard and the number of shards. Ids of other shards are skipped.
+        scratch: int32[S], the hash table. S is a power of two above the number of ids of any undivided table. A slot
+            has ``base`` plus the number of a key. Values below ``base`` mark free slots.
+        base: at least 1, and at least ``base`` + U of each earlier call with the same ``scratch``.
+        hashes, positions: scratch, uint64 and int32, with room for the ids of any table, or twice this room if a table
             has more than :data:`MOST_TOGETHER` ids.
-        first_key: number of the first key, if shards share one numbering.
+        first_key: the number of the first key, if shards share one numbering.
         ends: scratch, int64[:data:`NUM_PARTS`].
-        amounts: int32[N], the count of each id; ``inverse`` must be -1 for ids of other shards. Length 0 means a
-            count of 1 each.
-        inverse: int32[N], written for this shard's ids: the number of each id's key.
-        keys, key_tables, counts: int64, int32, int32, each with room for every id; written up to U.
-        key_ends: int64[F], written: the number of keys after each feature's table.
+        amounts: int32[N], the count of each id, or of length 0 if all counts are 1. With counts, ``inverse`` must be -1
+            for ids of other shards.
+        inverse: int32[N], output for this shard's ids: the number of each id's key.
+        keys, key_tables, counts: int64, int32, int32, output, each with room for every id. The first U are written.
+        key_ends: int64[F], output: the number of keys of all tables up to each feature's table.
 
     Returns:
-        U.
+        The number of unique keys, U.
     """
     num_keys = unique_keys(
         ids, offsets, num_examples, features, tables, shard, num_shards, scratch, base, hashes, first_key, positions, ends,

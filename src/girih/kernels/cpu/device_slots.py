@@ -1,10 +1,8 @@
-"""Rows whose values are in slots of a device's memory, or on the host.
+"""Rows whose values are in slots of a device's memory, or on the host. Kernels give slots to rows, and empty slots.
 
-Kernels find rows, give them slots and empty slots.
-
-The host's shard has the meta of every row, and records here which rows have a slot. It does not know the values in a
-slot. Free slots are taken from a stack. If the stack is empty, a clock hand goes around the slots and empties one. It
-skips hot slots and recently used slots.
+The host's shard has the meta of every row. :class:`DeviceSlots` records which rows have a slot, but not the values in
+the slots. Free slots are taken from a stack. If the stack is empty, a clock hand goes around the slots and empties one
+of them. It skips hot slots and recently used slots.
 
 Shapes: R rows, N slots, U keys, K rows in transit, V 32-bit words of a record.
 """
@@ -24,8 +22,8 @@ from girih.kernels.cpu.saving import keep_row
 from girih.kernels.cpu.tiers import CHANGED, MISSING, NO_SLOT, empty_slot, fill_slot, next_slot, use_slot
 from girih.kernels.cpu.update import row_to_move
 
-NUM_FREE = 7  # the entry of ``state`` after those of :mod:`girih.kernels.cpu.tiers`
-NUM_LEFT = 0  # the entry of ``ends``
+NUM_FREE = 7  # the entry of ``state`` that follows the entries of :mod:`girih.kernels.cpu.tiers`
+NUM_LEFT = 0  # the only entry of ``ends``
 
 
 class DeviceSlots(NamedTuple):
@@ -35,9 +33,9 @@ class DeviceSlots(NamedTuple):
         slot_of: int32[R], the slot with a row's values + 1, or 0 if the host has them.
         rows: int32[N], the row in each slot, or -1.
         calls: int32[N], the last call that used the slot.
-        flags: uint8[N], see :class:`girih.kernels.cpu.tiers.Slots`. CHANGED: the host has other values.
-        free: int32[N]; its first entries are the free slots.
-        state: int64[8]: see :class:`girih.kernels.cpu.tiers.Slots`; and the number of free slots.
+        flags: uint8[N], see :class:`girih.kernels.cpu.tiers.Slots`. CHANGED means that the host has old values.
+        free: int32[N]. Its first entries are the free slots.
+        state: int64[8], see :class:`girih.kernels.cpu.tiers.Slots`. The last entry is the number of free slots.
     """
 
     slot_of: I32
@@ -49,7 +47,7 @@ class DeviceSlots(NamedTuple):
 
 
 class EvictedSlots(NamedTuple):
-    """Rows that leave their slots for the host: slots, int32[K], rows, int32[K], and their number, int64[1]."""
+    """Rows that leave their slots: ``slots``, int32[K], ``rows``, int32[K], and in ``ends`` their number, int64[1]."""
 
     slots: I32
     rows: I32
@@ -62,10 +60,10 @@ def find(slots: DeviceSlots, rows: I32, known: I32, reads: bool, row_slots: I32)
 
     Args:
         known: int32[U], the rows that existed before this call made new rows.
-        reads: whether training reads the rows, which ends their FETCHED state.
+        reads: True if training reads the rows. A read removes their FETCHED flag.
 
     Returns:
-        The number of rows that miss a slot, and the number of existing rows whose values came or must come from the
+        The number of rows without a slot, and the number of existing rows whose values came or must come from the
         host.
     """
     num_missing, num_cold = 0, 0
@@ -95,7 +93,7 @@ def _empty(slots: DeviceSlots, slot: Any) -> None:
 
 @kernel()
 def forget(slots: DeviceSlots, known: I32, rows: I32) -> None:
-    """Empties the slots of rows that new keys just got, because these slots hold values of earlier keys."""
+    """Empties the slots of row numbers that new keys just got, because these slots hold values of earlier keys."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         if known[i] < 0 and row >= 0 and slots.slot_of[row] > 0:
@@ -111,15 +109,15 @@ def give_up(slots: DeviceSlots, emptied: I32) -> None:
 
 @njit_lean
 def _free_one(shard: Shard, slots: DeviceSlots, leaving: EvictedSlots) -> Any:
-    """Empties the next slot that may be emptied.
+    """Empties the next slot that may be emptied. Returns False if there is none.
 
-    Records its row if only the slot has the values. Returns whether there was one.
+    If only the slot has the current values of its row, the row is recorded in ``leaving``.
     """
     slot = next_slot(slots, False)
     if slot < 0:
         return False
     row = np.int64(slots.rows[slot])
-    if slots.flags[slot] & CHANGED and shard.meta[row, at.TABLE] >= 0:  # else its key has left
+    if slots.flags[slot] & CHANGED and shard.meta[row, at.TABLE] >= 0:  # a removed row needs no values
         number = leaving.ends[NUM_LEFT]
         leaving.slots[number] = slot
         leaving.rows[number] = row
@@ -134,10 +132,10 @@ def take(
 ) -> Any:
     """Gives a slot to each row whose ``row_slots`` is ``MISSING``, from key ``start`` on.
 
-    Other rows leave if necessary.
+    If no slot is free, another row leaves its slot.
 
     Returns:
-        The key at which to continue when there are more slots, or U.
+        U, or the key at which to continue after slots were added.
     """
     state = slots.state
     for i in range(start, rows.shape[0]):
@@ -156,7 +154,7 @@ def take(
 
 @kernel()
 def free_some(shard: Shard, slots: DeviceSlots, wanted: int, leaving: EvictedSlots) -> Any:
-    """Empties slots until ``wanted`` slots are free. Returns how many are missing."""
+    """Empties slots until ``wanted`` slots are free. Returns the number of missing slots, 0 on success."""
     while slots.state[NUM_FREE] < wanted and _free_one(shard, slots, leaving):
         pass
     return max(0, wanted - slots.state[NUM_FREE])
@@ -164,9 +162,9 @@ def free_some(shard: Shard, slots: DeviceSlots, wanted: int, leaving: EvictedSlo
 
 @kernel()
 def note_updates(shard: Shard, ids: I64, tables: I32, rows: I32, step: int, moving: I32) -> None:
-    """Writes the row of every key, or -1.
+    """Writes the row number of every key, or -1, to ``moving``.
 
-    Checks the hint in ``rows``, counts the key, and marks the row as moved in this step.
+    Checks the hint in ``rows``, counts the key, and marks the row as updated in this step.
     """
     for i in range(ids.shape[0]):
         prefetch_ahead(shard, rows, i, at.META_COLUMNS)

@@ -1,8 +1,7 @@
 """Copies records to and from blocks of a file.
 
-A segment has blocks and then the owner of each record. A block holds ``per_block`` records, so no record crosses a
-block. A record that is larger than the smallest block has its own block. A record's *place* is its number, counted
-over all segments.
+A segment has blocks, followed by the owner of each record. A block has ``per_block`` whole records. A record that is
+larger than the smallest block has a block of its size. A record's *place* is its number, counted over all segments.
 
 Shapes: n records, R bytes of a record.
 """
@@ -22,7 +21,7 @@ NOBODY = -1
 
 
 class Blocks(NamedTuple):
-    """The layout of records in a segment, and the maximum size of a read; sizes in bytes."""
+    """The layout of records in a segment, and the maximum size of a read. Sizes are in bytes."""
 
     record_bytes: int
     block_bytes: int
@@ -33,14 +32,14 @@ class Blocks(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Reads for a list of records, each of one block or several adjacent blocks. :func:`plan_reads` makes them.
+    """The reads for a list of records, each of one block or several adjacent blocks. :func:`plan_reads` fills them in.
 
     Attributes:
-        offsets, sizes: int64[n], the offset of each read in the file, and its bytes; only the first m are valid.
-        starts: int64[n + 1], the first record of each read; its records end at the first record of the next read.
+        offsets, sizes: int64[n], the offset of each read in the file, and its bytes. Only the first m are valid.
+        starts: int64[n + 1], the first record of each read. Its records end at the first record of the next read.
         rows: int64[n], the row in ``out`` of each record.
         inside: int64[n], the offset of each record in its read.
-        out: uint8[n, R].
+        out: uint8[n, R], the memory for the records.
     """
 
     offsets: I64
@@ -53,7 +52,7 @@ class Reads(NamedTuple):
 
 @njit_lean
 def _block_of(blocks: Blocks, place: Any) -> Any:
-    """Returns the offset in its segment of the block that holds a record."""
+    """Returns the offset in the segment of the block that holds a record."""
     return place % blocks.per_segment // blocks.per_block * blocks.block_bytes
 
 
@@ -65,7 +64,7 @@ def _byte_of(blocks: Blocks, place: Any) -> Any:
 
 @njit_lean
 def take_records(blocks: Blocks, reads: Reads, number: Any, memory: Any) -> None:
-    """Copies the wanted records of a read to their rows. ``memory`` is the address of the bytes that were read."""
+    """Copies the requested records of a read to ``out``. ``memory`` is the address of the bytes that were read."""
     out, size = address_of(reads.out), blocks.record_bytes
     for i in range(reads.starts[number], reads.starts[number + 1]):
         copy_bytes(out + reads.rows[i] * size, memory + reads.inside[i], size)
@@ -73,15 +72,15 @@ def take_records(blocks: Blocks, reads: Reads, number: Any, memory: Any) -> None
 
 @kernel()
 def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, reads: Reads) -> int:
-    """Copies records of segments in memory, and plans reads of the blocks of all other records, each block once.
+    """Copies records of segments that are in memory, and plans reads for all other records. Each block is read once.
 
     Args:
         places: int64[n], one for each row of ``out``.
         order: int64[n], the indices that sort ``places``.
-        in_memory: int64[S], by segment the address of its memory, or 0 if it is only on the disk.
+        in_memory: int64[S], the address of each segment's memory, or 0 if the segment is only on the disk.
 
     Returns:
-        m, the number of reads; -1 if a place is in no segment.
+        The number of reads, m, or -1 if a place is outside all segments.
     """
     out, size = address_of(reads.out), blocks.record_bytes
     num_reads, num_rows, start, end = 0, 0, np.int64(0), np.int64(0)
@@ -97,7 +96,7 @@ def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, re
             continue
         base = segment * blocks.segment_bytes
         offset = base + _block_of(blocks, place)
-        if offset >= end:  # places are sorted, so this block is in the last read or after it
+        if offset >= end:  # places are sorted, so the block is either in the last read or after this read
             if offset > end or num_reads == 0 or offset - start == blocks.read_bytes:
                 start = offset
                 reads.offsets[num_reads] = start
@@ -116,7 +115,7 @@ def plan_reads(blocks: Blocks, places: SealedI64, order: I64, in_memory: I64, re
 def put_records(
     blocks: Blocks, segment: U8, first: int, records: SealedU8x2, owners: SealedI32, start: int, stop: int
 ) -> None:
-    """Writes records ``start`` to ``stop`` and their owners to a segment's memory, from its record ``first`` on."""
+    """Writes records ``start`` to ``stop`` and their owners to a segment's memory, from record ``first`` on."""
     memory, source, size = address_of(segment), address_of(records), blocks.record_bytes
     owned = segment[blocks.per_segment // blocks.per_block * blocks.block_bytes :].view(np.int32)
     for i in range(start, stop):
@@ -131,8 +130,8 @@ def take_live(blocks: Blocks, segment: U8, alive: U8, owners: I32, records: U8x2
 
     Args:
         segment: the bytes of the segment on disk.
-        alive: uint8[·], by record.
-        owners: int32[·]. records: uint8[·, R]; both written from the start.
+        alive: uint8[·], 1 for each live record.
+        owners, records: int32[·], uint8[·, R], output, filled from the start.
     """
     memory, target, size = address_of(segment), address_of(records), blocks.record_bytes
     owned = segment[blocks.per_segment // blocks.per_block * blocks.block_bytes :].view(np.int32)

@@ -1,9 +1,9 @@
-"""Reads blocks of a file with direct I/O, one at a time by ``pread``, or many at once by ``io_uring``.
+"""Reads blocks of a file with direct I/O, one at a time by ``pread``, or many at the same time by ``io_uring``.
 
-A ring is memory that is shared with the system. Requests go into one queue, and results arrive in another, in
-different order. One call submits requests and waits for a result, so one thread keeps a whole disk busy.
+A ring is memory that is shared with the system. It has a queue for requests, and a queue for results, which arrive in
+any order. One call submits requests and waits for a result, so one thread keeps a whole disk busy.
 
-Shapes: m reads of a list, Q pending reads, E entries of requests, C of results, both powers of two.
+Shapes: m reads of a list, Q pending reads, E entries for requests, C entries for results. E and C are powers of two.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Ring(NamedTuple):
 
     Attributes:
         descriptor: the file descriptor of the ring.
-        asked: int32[1], the number of requests ever written.
-        requests: int64[E, 8], one request each.
-        taken: int32[1], the number of results ever read.
-        given: int32[1], the number of results that the system ever wrote.
-        results: int64[C, 2], one result each.
+        asked: int32[1], the number of all requests that were written.
+        requests: int64[E, 8], the requests.
+        taken: int32[1], the number of all results that were read.
+        given: int32[1], the number of all results that the system wrote.
+        results: int64[C, 2], the results.
     """
 
     descriptor: int
@@ -50,13 +50,13 @@ class Ring(NamedTuple):
 def read_in_turn(
     system: System, file: int, blocks: Blocks, reads: Reads, first: int, last: int, memory: U8
 ) -> Any:
-    """Makes reads ``first`` to ``last`` of the list, one at a time, and copies the wanted records of each.
+    """Carries out reads ``first`` to ``last`` of the list, one at a time, and copies the requested records of each.
 
     Args:
         memory: uint8[read_bytes], aligned.
 
     Returns:
-        0, or the error number; EIO also at the end of the file.
+        0, or the error number. The number is EIO if the file is too short.
     """
     target = address_of(memory)
     for number in range(first, last):
@@ -88,17 +88,17 @@ def read_at_once(
     memory: U8x2,
     slots: I64x2,
 ) -> Any:
-    """Makes all reads of the list, up to Q at once in any order, and copies the wanted records of each.
+    """Carries out all reads of the list, and copies the requested records of each. Up to Q reads run at the same time.
 
-    After an error, submits no more requests and waits for pending requests.
+    Reads end in any order. After an error, this function submits no more requests and waits for pending requests.
 
     Args:
-        num_reads: m.
-        memory: uint8[Q, read_bytes], aligned; Q is at most E.
-        slots: int64[Q, 3], the state of each pending read; overwritten.
+        num_reads: the number of reads, m.
+        memory: uint8[Q, read_bytes], aligned. Q is at most E.
+        slots: scratch, int64[Q, 3], the state of each pending read.
 
     Returns:
-        0, or the error number; EIO also at the end of the file.
+        0, or the error number. The number is EIO if the file is too short.
     """
     error = 0
     asked, taken = load_acquire(ring.asked), load_acquire(ring.taken)
@@ -116,7 +116,7 @@ def read_at_once(
             num_flying += 1
             num_waiting += 1
         store_release(ring.asked, asked + num_waiting)
-        # if the ring refuses for lack of memory, ask again after it has finished some requests
+        # If the ring lacks memory for a request, submit the request again after some requests have finished.
         handed = 0 if is_refused and num_flying > num_waiting else num_waiting
         got = call(system.syscall, IO_URING_ENTER, ring.descriptor, handed, 1, _GET_EVENTS, 0, 0)
         is_refused = False

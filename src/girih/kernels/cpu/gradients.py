@@ -1,4 +1,4 @@
-"""The backward pass of pooling: gradients of vectors become one gradient for each unique key.
+"""The backward pass of pooling. Computes the gradient of each unique key from the gradients of pooled vectors.
 
 Shapes: B examples, P features, N ids in the batch, W columns of a row, D columns of the output's segment, L ids of a
 feature whose vectors are not pooled, M rows of an output's gradient.
@@ -49,18 +49,18 @@ def scatter(
 ) -> None:
     """Adds the gradients of some features' pooled bags to their keys.
 
-    Goes example by example, in the memory order of the gradient. A key's terms are added in this order.
+    Processes example by example, in the memory order of the gradient. A key's terms are added in this order.
 
     Args:
-        gradient: float32[M, D], M = B · ``num_places``; the segment's columns start at ``first_column``.
-        tail: float32[M, E], the gradient of the following E columns; E may be 0.
-        inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
+        gradient: float32[M, D], M = B · ``num_places``. The segment's columns start at ``first_column``.
+        tail: float32[M, E], the gradient of the following E columns. E may be 0.
+        inverse: int32[N], the key of each id. offsets: int32, the batch's bag bounds.
         weights: float32[N], or of length 0 if all are 1.
         features, places, modes: int64[P], int64[P], int8[P]: the features, their places in the output, and their
             pooling.
-        firsts: int64[P], the result of ``pool.find_singles`` for each feature; -1 for all if there are weights.
-        first_key, last_key: bounds of the key numbers; ``last_key`` is excluded. Other keys are skipped.
-        totals: float32[·, W] by key number, added to.
+        firsts: int64[P], the result of ``pool.find_singles`` for each feature, or -1 for all if there are weights.
+        first_key, last_key: bounds of the key numbers. ``last_key`` is excluded. Other keys are skipped.
+        totals: float32[·, W] by key number. The gradients are added to it.
     """
     dim, num_tail, num_features = gradient.shape[1], tail.shape[1], len(features)
     weighted = len(weights) > 0
@@ -68,7 +68,7 @@ def scatter(
     for b in range(num_examples):
         later = min(b + ahead, num_examples - 1)
         for p in range(num_features):
-            # one of several parts reads separate ranges, which the processor does not prefetch by itself
+            # If the work is split into parts, each part reads separate ranges, which the processor does not prefetch.
             prefetch_columns(gradient, later * num_places + places[p], 0, dim)
             row, first = b * num_places + places[p], firsts[p]
             if first >= 0:
@@ -107,27 +107,27 @@ def order_terms(
     order: I32,
     factors: F32,
 ) -> None:
-    """Lists the bags of each key of a shard. The key's gradient is the sum of their gradients.
+    """Lists the bags of each key of a shard. A key's gradient is the sum of the gradients of its bags.
 
     Bags are numbered example by example, b · P + p, like the rows of an output's gradient. A key's terms are in this
     order, the same as in :func:`scatter`.
 
     Args:
-        inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
+        inverse: int32[N], the key of each id. offsets: int32, the batch's bag bounds.
         weights: float32[N], or of length 0 if all are 1.
-        features, modes: int64[P], int8[P].
-        firsts: int64[P], the result of ``pool.find_singles`` for each feature; -1 for all if there are weights.
+        features, modes: int64[P], int8[P], the features and their poolings.
+        firsts: int64[P], the result of ``pool.find_singles`` for each feature, or -1 for all if there are weights.
         first_key: number of the shard's first key.
         counts: int32[U], the number of these features' ids for each key.
-        starts: int32[U+1], written: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
-        order: int32[M], M = Σ counts, written: the bag of each term.
-        factors: float32[M], or of length 0; written: the factor of each term's gradient.
+        starts: int32[U+1], output: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
+        order: int32[M], M = Σ counts, output: the bag of each term.
+        factors: float32[M], or of length 0, output: the factor of each term's gradient.
     """
     num_keys, num_features = len(counts), len(features)
     weighted, scaled = len(weights) > 0, len(factors) > 0
     starts[0] = 0
     total = np.int32(0)
-    for number in range(num_keys):  # a key's end is the place of its next term until it is filled
+    for number in range(num_keys):  # while terms are written, a key's end is the place of its next term
         starts[number + 1] = total
         total += counts[number]
     for b in range(num_examples):
@@ -180,7 +180,7 @@ def scatter_whole(
     last_key: int,
     totals: F32x2,
 ) -> None:
-    """Adds the gradients of unpooled vectors, float32[L, D], to the keys of the ids from ``start`` on."""
+    """Adds the gradients of unpooled vectors, float32[L, D], to the keys of L ids, starting at id ``start``."""
     for i in range(len(gradient)):
         key = inverse[start + i]
         if first_key <= key < last_key:
@@ -189,7 +189,7 @@ def scatter_whole(
 
 @kernel()
 def first_nonfinite(first_key: int, last_key: int, totals: F32x2) -> int:
-    """Returns the first key whose gradient, float32[·, W], has a NaN or an infinity, or -1."""
+    """Returns the first key whose gradient, float32[·, W], has a NaN or an infinity, or -1 if all are finite."""
     bits = totals.view(np.uint32)
     for key in range(first_key, last_key):
         largest = np.uint32(0)

@@ -1,10 +1,11 @@
 """64-bit hashing for the index, routing, initial values and random bits.
 
-Hashes are unsigned 64-bit: ``np.uint64`` under the JIT, Python integers without the JIT (NumPy scalars would warn at
-overflow). Other code may only pass hashes to these functions, which take and return either type, and may join two by
-``^``. Results decide routing and initial values, which checkpoints depend on. So the functions never change.
+Hashes are unsigned 64-bit integers: ``np.uint64`` under the JIT, and Python integers without the JIT, because NumPy
+scalars would warn at overflow. These functions take and return either type. Other code may pass hashes to these
+functions, and combine two hashes by ``^``, but nothing else. Results decide routing and initial values, on which
+checkpoints depend. So the functions never change.
 
-U unique keys.
+Shapes: U unique keys.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def stream(seed: Any, number: Any) -> Any:
 
 @njit_lean
 def low_bits(h: Any, mask: Any) -> Any:
-    """Returns ``h & mask`` as an index; ``mask`` is a power of two less one, below 2⁶³."""
+    """Returns ``h & mask`` as an index. ``mask`` is a power of two minus 1, below 2⁶³."""
     return _index(_u64(h) & _u64(mask))
 
 
 @njit_lean
 def scaled(h: Any, n: Any) -> Any:
-    """Returns the upper 32 bits of a hash, spread evenly over 0 … n-1; ``n`` below 2³¹."""
+    """Returns the upper 32 bits of a hash, scaled evenly to 0 … n-1. ``n`` is below 2³¹."""
     return _index(((_u64(h) >> _32) * _u64(n)) >> _32)
 
 
@@ -79,7 +80,7 @@ def word16(h: Any, number: Any) -> Any:
 
 @njit_lean
 def key_hash(key_id: Any, table: Any) -> Any:
-    """Returns 64 bits of a key. The index uses the low bits, and routing uses the high bits."""
+    """Returns the 64-bit hash of a key. The index uses the low bits, and routing uses the high bits."""
     return mix(stream(table, 0) ^ mix(key_id))
 
 

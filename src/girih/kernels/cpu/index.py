@@ -1,15 +1,15 @@
 """The index of a shard: an exact map from key to row, by open addressing with linear probing, 8 bytes per slot.
 
-A slot holds 31 bits of the key's hash, its tag, and the number of its row. The row's meta holds the key itself, which
-decides. A key's home is given by the upper bits of its tag. So slots are in the order of tags, and growth copies one
-range of slots to another, front to back.
+A slot has the key's tag, which is 31 bits of its hash, and the number of its row. Keys with equal tags are told apart
+by the keys in the rows' meta. The upper bits of a tag give the key's home. So slots are in the order of tags, and
+growth copies slots from front to back.
 
 Growth is spread over insertions. Each insertion moves at least :data:`MOVES` slots, in whole clusters, from ``slots``
 to ``next_slots``, which is twice as large. Keys whose home was moved are in ``next_slots``. Growth starts after a
 free slot and wraps around the end, so that no cluster is split.
 
-Deletion shifts later entries back. So there are no tombstones, and a probe ends at the first free slot. The load
-stays at or below 3/4, and below 13/16 while slots are still to be moved.
+Deletion shifts later entries back. So there are no tombstones, and a probe ends at the first free slot. The load is at
+most 3/4. During growth it stays below 13/16.
 
 Shapes: C slots, a power of two up to 2³¹; U unique keys.
 """
@@ -36,20 +36,20 @@ _ROW_MASK = (1 << 32) - 1
 
 @njit_lean
 def tag_of(key_id: Any, table: Any) -> Any:
-    """Returns 31 bits of a key's hash. The upper bits give its home."""
+    """Returns the tag of a key: 31 bits of its hash, whose upper bits give the key's home."""
     return low_bits(key_hash(key_id, table), _TAG_MASK)
 
 
 @njit_lean
 def is_moved(shard: Shard, home: Any) -> Any:
-    """Returns whether keys of this home, a slot of ``slots``, are in ``next_slots``."""
+    """Returns whether keys with this home, a slot of ``slots``, were moved to ``next_slots``."""
     mask = shard.slots.shape[0] - 1
     return ((home - shard.state[at.GROW_START]) & mask) < shard.state[at.GROW_MOVED]
 
 
 @njit_lean
 def home_of(shard: Shard, tag: Any) -> Any:
-    """Returns the slots that hold keys of this tag, the tag's home in them, and the shift that gives the home."""
+    """Returns the array of slots that has keys of a tag, the tag's home in it, and the shift that gives the home."""
     shift = shard.state[at.INDEX_SHIFT]
     if is_moved(shard, tag >> shift):
         return shard.next_slots, tag >> (shift - 1), shift - 1
@@ -58,7 +58,7 @@ def home_of(shard: Shard, tag: Any) -> Any:
 
 @njit_lean
 def holds_key(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
-    """Returns whether a row that was ever made belongs to this key."""
+    """Returns whether a row belongs to this key. The row must have been made before."""
     return shard.keys[row, 0] == key_id and shard.meta[row, at.TABLE] == table
 
 
@@ -97,7 +97,7 @@ def _first_tagged(slots: I64, slot: Any, tag: Any) -> Any:
 
 @njit_lean
 def guess(shard: Shard, tag: Any) -> Any:
-    """Returns the first row of this tag, or ``NO_ROW``. It is nearly always the key's own row."""
+    """Returns the first row of a tag, or ``NO_ROW``. The first row is nearly always the key's row."""
     slots, home, _ = home_of(shard, tag)
     return _first_tagged(slots, home, tag)
 
@@ -113,7 +113,7 @@ def prefetch_home(shard: Shard, key_id: Any, table: Any) -> None:
 def guess_all(shard: Shard, ids: I64, tables: I32, tags: I32, rows: I32) -> None:
     """Writes the tag of every key, int32[U], and the row that :func:`guess` returns, int32[U].
 
-    Works in passes: the first pass has no branches, and the cache misses of the second pass overlap.
+    Works in two passes. The first pass has no branches. In the second pass, cache misses overlap.
     """
     num_keys = ids.shape[0]
     for i in range(num_keys):
@@ -160,7 +160,7 @@ def _close_gap(slots: I64, gap: Any, shift: Any) -> None:
     slot = (gap + 1) & mask
     while slots[slot] != 0:
         home = (slots[slot] >> 32) >> shift
-        # An entry may move back only if its home is not between the gap and its slot, around the end.
+        # An entry may shift back only if its home is not between the gap and its slot, also around the end.
         if ((slot - home) & mask) >= ((slot - gap) & mask):
             slots[gap] = slots[slot]
             gap = slot
@@ -189,11 +189,9 @@ def after_free_slot(slots: I64) -> Any:
 
 @njit_lean
 def move(shard: Shard, at_least: Any) -> None:
-    """Moves at least ``at_least`` slots to ``next_slots``, and the rest of the last slot's cluster.
+    """Moves at least ``at_least`` slots to ``next_slots``, in whole clusters. The old slots are free afterwards.
 
-    The old slots are free afterwards.
-
-    Stops between two clusters, and earlier if memory of ``next_slots`` is not claimed yet.
+    Stops earlier, between two clusters, if memory of ``next_slots`` is not claimed yet.
     """
     slots, num_slots = shard.slots, shard.slots.shape[0]
     mask, shift = num_slots - 1, shard.state[at.INDEX_SHIFT]
@@ -205,13 +203,13 @@ def move(shard: Shard, at_least: Any) -> None:
         if entry != 0:
             slots[slot] = 0
             home = (entry >> 32) >> shift
-            if ((home - start) & mask) > moved:  # it wrapped around from the other end
+            if ((home - start) & mask) > moved:  # the entry wrapped around from the other end
                 _put(slots, home, entry)
             else:
                 _put(shard.next_slots, (entry >> 32) >> (shift - 1), entry)
         moved += 1
     shard.state[at.GROW_MOVED] = moved
-    # The next call comes after random accesses, so the processor does not recognize these two streams.
+    # Prefetch for the next call. It comes after random accesses, so the processor does not recognize the two streams.
     slot = (start + moved) & mask
     for line in range(0, 2 * MOVES, _SLOTS_OF_LINE):
         prefetch(slots, (slot + line // 2) & mask)

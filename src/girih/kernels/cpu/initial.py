@@ -141,7 +141,10 @@ def fill_initial(layout: Layout, key_id: Any, table: Any, out: F32) -> None:
 
 @njit_lean
 def read_initial(layout: Layout, key_id: Any, table: Any, out: F32, halves: U16) -> None:
-    """Reads a key without a row: its initial value, rounded as in a row, float32[W]. ``halves``: scratch, uint16[W]."""
+    """Writes the initial value of a key without a row, float32[W], rounded as in a row.
+
+    ``halves`` is scratch, uint16[W].
+    """
     fill_initial(layout, key_id, table, out)
     if layout.dtype != FLOAT32:
         narrow_row(layout.dtype, out, halves)

@@ -1,11 +1,12 @@
 """Compiles kernels, which Python calls, and the functions that kernels call.
 
 Numba's on-disk cache checks only the file of the cached function, not the functions that it calls. So girih names its
-cache directory by a digest of all sources of CPU kernels, package versions and the processor. A change of any of them
-compiles again. The path of the sources does not count: all installations of a user share the kernels.
+cache directory by a digest of the sources of all CPU kernels, the package versions and the processor. If any of these
+changes, kernels are compiled again. The digest does not include the path of the sources, so all installations of a user
+share the kernels.
 
-The directory is in the user's cache directory or in ``NUMBA_CACHE_DIR``, or else in the directory for temporary
-files. Its files are executed, so nobody else may own or write it. Without a directory, each process compiles its
+The directory is in the user's cache directory or in ``NUMBA_CACHE_DIR``, or else in the directory for temporary files.
+Its files are executed, so no other user may own or write the directory. Without a directory, each process compiles its
 kernels again. :mod:`girih.kernels.cpu.ahead` compiles kernels before they are needed.
 
 ``NUMBA_DISABLE_JIT=1`` runs the same kernels as plain Python.
@@ -41,7 +42,7 @@ from numba.core import types as _typed_types
 
 from girih.files.whole import make_private
 
-numba: Any = _typed_numba  # its own type hints cover only a part of it
+numba: Any = _typed_numba  # numba's type hints cover only a part of the package
 caching: Any = _typed_caching
 cgutils: Any = _typed_cgutils
 extending: Any = _typed_extending
@@ -93,7 +94,7 @@ def _temporary() -> Path:
 
 
 def _cache_directory() -> tuple[str | None, str]:
-    """Returns the directory that keeps kernels, if one can be used, and a line about unusable directories."""
+    """Returns the directory for compiled kernels, or None, and a message about directories that cannot be used."""
     problems = []
     for parent in (_user_cache, _temporary):
         try:
@@ -106,7 +107,7 @@ def _cache_directory() -> tuple[str | None, str]:
 
 
 CACHE_DIRECTORY, CACHE_WARNING = (None, "") if JIT_DISABLED else _cache_directory()
-"""The directory that keeps compiled kernels, None if there is none, and a line about directories that were refused."""
+"""The directory for compiled kernels, or None, and a message about directories that cannot be used."""
 
 _OPTIONS = {"nogil": True, "fastmath": False, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
@@ -123,16 +124,18 @@ class Kernel(NamedTuple):
 
 
 KERNELS: dict[str, Kernel] = {}
-"""All kernels of the imported modules, by module and name; empty if kernels run as plain Python."""
+"""All kernels of the imported modules, by module and name. The dict is empty if kernels run as plain Python."""
 
 
 def kernel(*kinds: Mapping[str, Any]) -> Callable[[F], F]:
-    """Makes a kernel: compiled without the GIL and cached on disk. NaN and infinity behave as in NumPy.
+    """Decorates a function as a kernel, which is compiled, runs without the GIL, and is cached on disk.
+
+    NaN and infinity behave as in NumPy.
 
     Annotations give the types for compilation, and calls must match these types.
 
     Args:
-        kinds: for parameters of several types, the types in each compilation.
+        kinds: for each compilation, the types of parameters that can have several types.
     """
 
     def compiled(function: F) -> F:
@@ -190,8 +193,8 @@ class _Files(caching.CompileResultCacheImpl):  # type: ignore[misc]
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
     """Loads a compiled kernel from the disk.
 
-    Numba would first register all that it can compile, which takes a third of a second in each process, and memory.
-    If a kernel must be compiled after all, the compiler registers these itself.
+    Numba's class first registers all functions that numba can compile. This takes a third of a second in each process,
+    and memory. This class skips it. If a kernel must be compiled, the compiler registers the functions itself.
     """
 
     _impl_class = _Files
@@ -203,7 +206,8 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
     def save_overload(self, sig: Any, data: Any) -> None:
         """Stores a kernel, unless its sources changed since this process started, or the disk is full.
 
-        A lock is necessary, because two processes that save at once could swap the files of two type combinations.
+        A lock is necessary, because two processes that save at the same time could swap the files of two type
+        combinations.
         """
         if _digest() != Path(self.cache_path).name:
             return
@@ -225,9 +229,10 @@ def _warn_once(line: str) -> None:
 
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[int | None]:
-    """Waits until no other process of this machine has locked a file. Yields its descriptor, which holds the lock.
+    """Locks a file, and waits while another process of this machine has locked it. Yields the file's descriptor.
 
-    Yields None if the disk is full. Then two processes may do the same work, as on a file system without locks.
+    Yields None if the disk is full. Without a lock, two processes may do the same work, as on a file system without
+    locks.
     """
     with contextlib.ExitStack() as stack:
         descriptor = None
@@ -239,10 +244,10 @@ def lock_file(path: Path) -> Iterator[int | None]:
 
 @machinery.register_pass(mutates_CFG=True, analysis_only=False)
 class _LowerForCallers(passes.NativeLowering):  # type: ignore[misc]
-    """Lowers a function to LLVM's intermediate language and goes no further.
+    """Lowers a function only to LLVM's intermediate language.
 
-    Numba would also optimize the function alone and generate machine code that nobody calls. This takes a sixth of
-    all compilation time. The callers into which the function is inlined are optimized as a whole.
+    Numba would also optimize the function and generate machine code, which takes a sixth of all compilation time. No
+    caller uses this machine code, because the function is inlined into its callers, which are optimized as a whole.
     """
 
     _name = "girih_lower_for_callers"
@@ -274,7 +279,7 @@ class _CompilerForCallers(compiler.CompilerBase):  # type: ignore[misc]
 
 
 class _Lean:
-    """A function that numba inlines into its callers. If Python calls it, in tests, it is a kernel."""
+    """A function that numba inlines into its callers. If Python calls the function, in tests, it is compiled alone."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.py_func = function
@@ -291,9 +296,10 @@ class _Lean:
         return _cached(self.py_func)
 
     def __reduce__(self) -> Any:
-        """Returns its name.
+        """Pickles the function by its name.
 
-        Numba's cache identifies closures by their pickled contents, and dispatchers differ by process.
+        Numba's cache identifies closures by their pickled contents. The pickled content of dispatchers would differ
+        between processes.
         """
         return str, (f"{self.py_func.__module__}.{self.py_func.__qualname__}",)
 
@@ -302,17 +308,17 @@ class _Lean:
 
 
 def njit_lean(function: F) -> F:
-    """Makes a function that is inlined into kernels. No entry point from Python is compiled.
+    """Decorates a function that is inlined into kernels. No entry point from Python is compiled.
 
-    An entry point for all arrays of a shard takes longer to compile than most of these functions. All kernels are
-    compiled without reference counts, because counting references to the arrays of a tuple takes ten times as long as
-    reading a row. So kernels make no arrays.
+    Compiling an entry point for all arrays of a shard takes longer than compiling most of these functions. All kernels
+    are compiled without reference counts, because counting references to the arrays of a tuple takes ten times as long
+    as reading a row. Therefore kernels must not create arrays.
     """
     return function if JIT_DISABLED else _Lean(function)  # type: ignore[return-value]
 
 
 def reading(kind: Any, align: int) -> Any:
-    """Makes a function for kernels that reads a value of a type at an address with some alignment in bytes."""
+    """Returns a function for kernels that reads a value of type ``kind`` at an address. ``align`` is in bytes."""
 
     def value_at(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -327,7 +333,7 @@ def reading(kind: Any, align: int) -> Any:
 
 
 def writing(kind: Any, align: int) -> Any:
-    """Makes a function for kernels that writes a value of a type at an address; see :func:`reading`."""
+    """Returns a function for kernels that writes a value of type ``kind`` at an address; see :func:`reading`."""
 
     def put_at(typing_context: Any, address: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -341,7 +347,7 @@ def writing(kind: Any, align: int) -> Any:
 
 
 def warm_up() -> None:
-    """Starts numba, because the first kernel call of a process takes longer than other calls."""
+    """Calls a trivial kernel, because the first kernel call of a process takes longer than later calls."""
     _identity(0)
 
 

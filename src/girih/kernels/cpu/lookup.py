@@ -1,11 +1,12 @@
-"""Reads rows for training, which marks use and makes new rows, and for evaluation, which changes nothing.
+"""Reads rows. A read for training marks rows as used and makes new rows. A read for evaluation changes nothing.
 
-A training read has three passes. :func:`expire` drops rows that are too old. :func:`read_known` finds the keys that
-have rows and marks them used. :func:`read_new` admits the other keys. So no new key of a batch can push out a row of
-the same batch. :func:`read_new` stops if it needs Python (for memory or an LFU pass), and is called again from there.
+A read for training has three passes. :func:`expire` drops rows that are too old. :func:`read_known` finds the keys that
+have rows and marks the rows as used. :func:`read_new` admits the remaining keys. In this order, no new key of a batch
+can evict a row of the same batch. :func:`read_new` returns early if Python code must first claim memory or choose rows
+to evict (LFU). The caller then calls it again with the key at which to continue.
 
-A read copies rows, or returns their ``addresses``. An address is in the shard if rows are float32 and read in place,
-else in ``out``. Addresses are valid until the next read or update.
+A read copies rows, or returns their ``addresses``. If rows are float32 and read in place, the addresses are in the
+shard. Otherwise they are in ``out``. Addresses are valid until the next read or update.
 
 Shapes: U unique keys, W columns of a row, T tables.
 """
@@ -45,7 +46,7 @@ _MOST = 2**31 - 1
 def expire(shard: Shard, layout: Layout, now: I64, most: int) -> Any:
     """Drops the rows of ``ttl`` tables that were last used too long before ``now``, int64[T].
 
-    Drops at most ``most`` rows, and returns how many.
+    Drops at most ``most`` rows, and returns their number.
     """
     dropped = 0
     for table in range(layout.rules.shape[0]):
@@ -70,7 +71,7 @@ def is_listed(layout: Layout, table: Any) -> Any:
 
 @njit_lean
 def run_end(tables: I32, start: Any) -> Any:
-    """Returns the end of the keys of one table that begin at ``start``."""
+    """Returns the end of the run of keys of one table that begins at ``start``."""
     end = start + 1
     while end < tables.shape[0] and tables[end] == tables[start]:
         end += 1
@@ -87,7 +88,7 @@ def proven_row(shard: Shard, guessed: Any, tag: Any, key_id: Any, table: Any) ->
 
 @njit_lean
 def find_row(shard: Shard, layout: Layout, row: Any, out: F32, i: Any, in_place: Any) -> Any:
-    """Returns the address of a row's columns: in the shard, or in ``out[i]``, float32[W], after copying them there."""
+    """Returns the address of a row's columns: in the shard, or in ``out[i]``, float32[W], to which they are copied."""
     if in_place and layout.dtype == at.FLOAT32:
         return row_address(shard.values, row) + 4 * at.VALUES
     read_row(shard, layout, row, out, i)
@@ -109,16 +110,16 @@ def read_known(
     out: F32x2,
     addresses: I64,
 ) -> None:
-    """Reads keys that have rows and marks them used. ``rows``, int32[U], is -1 for other keys.
+    """Reads the rows of keys and marks them as used. Writes -1 to ``rows``, int32[U], for keys without a row.
 
     Args:
-        counts: int32[U], how often each key occurs in the batch; or of length 0 if all occur once.
+        counts: int32[U], the number of times that each key occurs in the batch, or of length 0 if all occur once.
         now: int64[T]: the step, or the second for tables that count in seconds.
         tags: scratch, int32[U].
-        touched: int64[T], increased by the number of rows that this call marked used.
-        in_place: float32 rows are not copied.
-        out: float32[U, W], written for rows that are not read in place.
-        addresses: int64[U], written for keys that have rows.
+        touched: int64[T], increased by the number of rows that this call marks as used.
+        in_place: True does not copy float32 rows.
+        out: float32[U, W], output for rows that are not read in place.
+        addresses: int64[U], output for keys that have rows.
     """
     index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
@@ -168,7 +169,7 @@ def admits(shard: Shard, layout: Layout, key_id: Any, table: Any, count: Any, st
 
 @njit_lean
 def may_evict(shard: Shard, layout: Layout, table: Any, step: Any, touched: I64) -> Any:
-    """Returns whether the oldest row of a full table may leave: not if this batch uses it."""
+    """Returns whether the oldest row of a full table may leave. A row that this batch uses may not leave."""
     policy = layout.rules[table, at.EVICTION]
     if policy != at.EVICT_LRU and policy != at.EVICT_TTL:
         return False
@@ -190,7 +191,7 @@ def make_room(
     touched: I64,
     stuck: U8,
 ) -> Any:
-    """Returns DONE if a key without a row may take a row now, REFUSE if not, or the need that comes first."""
+    """Returns DONE if a key without a row may get a row now, REFUSE if not, or the need that must be met first."""
     rules = layout.rules[table]
     if not (forced or admits(shard, layout, key_id, table, count, step)):
         if rules[at.ADMISSION] == at.ADMIT_MIN_COUNT:
@@ -230,15 +231,17 @@ def read_new(
     out: F32x2,
     addresses: I64,
 ) -> Any:
-    """Admits the keys whose ``rows`` is -1, from key ``start`` on. All of these keys read their initial value.
+    """Makes rows for the admitted keys among those whose ``rows`` is -1, from key ``start`` on.
+
+    All of these keys read their initial values.
 
     Args:
         forced: True skips admission (``assign``).
         stuck: uint8[T], 1 for LFU tables in which no row may leave in this call.
-        hyper: float64[S, 8], for the optimizers' first state.
+        hyper: float64[S, 8], for the initial optimizer state.
 
     Returns:
-        (key, DONE), or (the key at which to continue, the need).
+        (the number of keys, DONE), or (the key at which to continue, the need that the caller must meet first).
     """
     num_keys = ids.shape[0]
     for i in range(start, num_keys):
@@ -249,7 +252,7 @@ def read_new(
         key_id, table = ids[i], np.int64(tables[i])
         count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
         twin = index.find(shard, key_id, table)
-        if twin >= 0:  # the caller sent a key twice; it must not get two rows
+        if twin >= 0:  # a key that occurs twice in the call must not get two rows
             rows[i] = twin
             addresses[i] = find_row(shard, layout, twin, out, i, in_place)
             continue

@@ -1,15 +1,13 @@
-"""Rows in immutable files that are mapped into memory.
+"""Kernels on rows in immutable files that are mapped into memory. They write and check the index, and search keys.
 
-Kernels write and check their index, and search many keys at once.
-
-An index is int64[C, 2], two words per slot: an id, and ``table << 40 | row + 1``, or 0 in a free slot, so that fresh
-memory is an empty index. It holds the key itself, so a search touches no row. A *buried* key has no row any more, and
-its slot holds :data:`BURIED` as row. The home of a key is in a block of :data:`BLOCK` slots. The upper half of the
-key's hash chooses the block, and its lowest bits choose the slot. A probe continues slot by slot, around the end.
-Entries never move, and at least 1/4 of the slots are free.
+An index is int64[C, 2], with two words per slot: an id, and ``table << 40 | row + 1``. The second word of a free slot
+is 0, so new memory is an empty index. A slot has the key itself, so a search does not read rows. A *buried* key has no
+row any more, and its slot has :data:`BURIED` as row. The home of a key is in a block of :data:`BLOCK` slots. The upper
+half of the key's hash chooses the block, and its lowest bits choose the slot. A probe continues slot by slot, around
+the end. Entries keep their slots, and at least 1/4 of the slots are free.
 
 Shapes: C slots, K keys, U unique keys, S files of a stack, W columns of a row, B examples, F features of a batch, P
-of them, D and E columns.
+features of one output, D and E columns.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _SLOTS_AHEAD = 24
 _MOST_PROBES, _MOST_PROBES_SMALL = (
     64,
     1 << 20,
-)  # for each slot on average, and beyond that, in a check of an index
+)  # the most probes of a check of an index: a number for each slot on average, and an additional number
 
 if JIT_DISABLED:
 
@@ -91,7 +89,7 @@ def row_in(index: Any, num_slots: Any, key: Any, key_id: Any, table: Any) -> Any
 
 @njit_lean
 def row_in_stack(files: I64x2, key: Any, key_id: Any, table: Any) -> Any:
-    """Returns the first file that knows a key with this hash, or -1, and the result of :func:`row_in` there."""
+    """Returns the first file that has a key with this hash, or -1, and the result of :func:`row_in` for this file."""
     for f in range(files.shape[0]):
         row = row_in(files[f, INDEX], files[f, NUM_SLOTS], key, key_id, table)
         if row != at.NO_ROW:
@@ -112,11 +110,11 @@ def free_slot(index: Any, num_slots: Any, key: Any) -> Any:
 
 @kernel()
 def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U8) -> Any:
-    """Adds keys to an index. An entry that exists, with a row or buried, stays unchanged.
+    """Adds keys to an index. An existing entry, with a row or buried, stays unchanged.
 
     Args:
-        first: the row of the first new key; the rows of other new keys follow. -1 buries all new keys.
-        taken: uint8[K], written: 1 for each new key.
+        first: the row of the first new key. The rows of the following new keys are adjacent. -1 buries all new keys.
+        taken: uint8[K], output: 1 for each new key.
 
     Returns:
         The number of new keys.
@@ -145,11 +143,11 @@ def insert(index: I64x2, ids: SealedI64, tables: SealedI32, first: int, taken: U
 
 @kernel()
 def first_unsound(index: SealedI64x2, num_rows: int, num_buried: int, num_tables: int) -> Any:
-    """Returns the first slot with an invalid entry, or whose key a lookup does not find; -1 if there is none.
+    """Returns the first slot with an invalid entry, or with a key that a lookup does not find, or -1 if all are valid.
 
     Returns the number of slots if no slot is free, or if the numbers of keys with rows or of buried keys differ from
-    the expected numbers. In an index of girih, the time of lookups grows only with the number of slots. An index that
-    needs far more time was not made by girih.
+    the expected numbers. In an index of girih, the time of all lookups is proportional to the number of slots. The
+    check stops if it takes far longer, because the index was not made by girih.
     """
     num_slots, num_free, num_without = index.shape[0], 0, 0
     for slot in range(num_slots):
@@ -182,7 +180,7 @@ def first_unsound(index: SealedI64x2, num_rows: int, num_buried: int, num_tables
 
 @kernel()
 def find_unknown(files: I64x2, ids: SealedI64, tables: SealedI32, unknown: U8) -> None:
-    """Writes 1 to ``unknown``, uint8[K], for each key that no file of a stack knows; see :func:`read_stack`."""
+    """Writes 1 to ``unknown``, uint8[K], for each key that no file of a stack has; see :func:`read_stack`."""
     for i in range(ids.shape[0]):
         table = np.int64(tables[i])
         file, _ = row_in_stack(files, key_hash(ids[i], table), ids[i], table)
@@ -199,17 +197,17 @@ def take_unknown(
     most_rows: int,
     out: int,
 ) -> None:
-    """Adds to an index the keys with rows of a file that no file of a stack knows, and copies their rows.
+    """Adds the keys with rows of a file to another index, and copies their rows. Skips keys that a stack of files has.
 
     Slots of all indexes are in the order of hashes, so each index is read from front to back.
 
     Args:
         newer: the stack, see :func:`read_stack`. index, rows: the index and rows of the file.
-        target: the index that receives the keys; it has none of them. out: the address for the first new row; other
-            rows follow.
-        progress: int64[2], the slot of ``index`` and the number of the new row at which to begin; written: where to
-            continue.
-        most_rows: stops at the slot of the key whose row would have this number, else after the last slot.
+        target: the index that receives the keys. It must not have any of them.
+        out: the address for the first new row. The following rows are adjacent.
+        progress: int64[2], the slot of ``index`` and the number of the new row at which to begin. The call replaces
+            them by the slot and the number at which to continue.
+        most_rows: the call stops before it would copy a row with this number.
     """
     num_slots, width, size = target.shape[0], rows.shape[1], index.shape[0]
     slot, row = progress[0], progress[1]
@@ -250,18 +248,18 @@ def read_stack(
     out: F32x2,
     addresses: I64,
 ) -> None:
-    """Reads each key in the first file of a stack that knows it.
+    """Reads the row of each key from the first file of a stack that has the key.
 
     A key without a row, or a buried key, has its initial value.
 
     Args:
         files: int64[S, 3], newest first: the address of the index, its number of slots, the address of the rows.
-        ids, tables: int64[U], int32[U].
+        ids, tables: int64[U], int32[U], the keys.
         keys: scratch, uint64[U]. halves: scratch, uint16[W], for rows of 16 bits.
         in_place: True leaves rows in place; False copies them to ``out``.
-        file_of_key: int32[U], written: the file that has the row, -1 for none, -2 for a buried key.
-        out: float32[U, W], written for initial values and copied rows.
-        addresses: int64[U], written: the address of each key's float32[W].
+        file_of_key: int32[U], output: the file that has the row, -1 for an unknown key, -2 for a buried key.
+        out: float32[U, W], output for initial values and copied rows.
+        addresses: int64[U], output: the address of each key's float32[W].
     """
     num_keys, num_files, dim = ids.shape[0], files.shape[0], out.shape[1]
     for first in range(0, num_keys, AT_ONCE):
@@ -306,21 +304,21 @@ def copy_each(
     tail: int,
     num_tail: int,
 ) -> None:
-    """Copies the row of every id to its bag, if each bag is one id.
+    """Copies the row of every id to the vector of its bag. Each bag must have one id.
 
-    The result equals :func:`read_stack` and ``pool.stitch`` of unique keys. Rows are prefetched while other ids are
-    looked up, and ids are not numbered. If an id equals the id of the example before, it is not looked up again. Bags
-    are written in the order of memory.
+    The result is the same as from :func:`read_stack` and ``pool.stitch`` of unique keys. Ids are not deduplicated. Rows
+    are prefetched while other ids are looked up. If an id equals the id of the previous example, it is not looked up
+    again. Vectors are written in the order of memory.
 
     Args:
         files: see :func:`read_stack`.
         ids: int64[F·B], feature by feature.
         features, tables, places: int64[P], int32[P], int64[P]: the features, the table of each, and its place in the
             output.
-        keys, addresses: scratch, uint64[K] and int64[K], K at least P: K ids are processed together.
+        keys, addresses: scratch, uint64[K] and int64[K]. K ids are processed together. K is at least P.
         halves: scratch, uint16[W], for rows of 16 bits. made: scratch, float32[K, W], for initial values.
-        target, dim: the address of float32[B, P, D], and D. tail, num_tail: the address of the following columns,
-            float32[B, P, E], and E, which may be 0.
+        target, dim: the address of the output, float32[B, P, D], and D.
+        tail, num_tail: the address of the output for the following columns, float32[B, P, E], and E, which may be 0.
     """
     num_files, width, num_places = files.shape[0], made.shape[1], features.shape[0]
     step = addresses.shape[0] // num_places

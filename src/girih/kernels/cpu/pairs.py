@@ -1,4 +1,4 @@
-"""Splits lines of a label and pairs into positions of their bytes.
+"""Finds the positions of the label and of the pairs in lines of text.
 
 A pair is ``index:value`` or ``field:index:value``.
 
@@ -16,7 +16,7 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.strings import MAX_INT, canonical
 
 GOOD, BLANK, NO_COLON, COLONS, NO_INTEGER, NO_VALUE = 0, 1, 2, 3, 4, 5
-"""The first error of a line; see :func:`split_pairs`."""
+"""The first error of a line, see :func:`split_pairs`."""
 
 
 @njit_lean
@@ -43,14 +43,14 @@ def split_pairs(
 
     Args:
         colons: the number of colons in a pair: 1, or 2 with a field.
-        labels: int64[L, 2], written: the begin and end of each line's label, if it has one.
-        faults: uint8[L], initially BLANK; written: GOOD, or the error of a line.
-        rows: int64[P], written: the line of each pair.
-        cuts: int64[P, 4], written: the begin of a pair, its index and its value, and its end.
-        ids: int64[P], written: the index of each pair.
+        labels: int64[L, 2], output: the begin and end of each line's label, if it has one.
+        faults: uint8[L], output: GOOD, or the error of a line. The caller sets all to BLANK.
+        rows: int64[P], output: the line of each pair.
+        cuts: int64[P, 4], output: the begin of a pair, its index and its value, and its end.
+        ids: int64[P], output: the index of each pair.
 
     Returns:
-        P, the number of pairs.
+        The number of pairs, P.
     """
     line, pair, at = np.int64(0), np.int64(0), np.int64(0)
     is_first = True
@@ -94,7 +94,10 @@ def split_pairs(
 
 @kernel()
 def copy_words(data: SealedU8, starts: I64, ends: I64, offsets: I64, out: U8) -> None:
-    """Copies words one after the other, and writes the end of each: int64[R], int64[R], int64[R+1], uint8[·]."""
+    """Copies words to adjacent memory, and writes the end of each word to ``offsets``.
+
+    Shapes: int64[R], int64[R], int64[R+1], uint8[·].
+    """
     at = np.int64(0)
     for word in range(len(starts)):
         for byte in range(starts[word], ends[word]):

@@ -1,7 +1,7 @@
 """Pools bags of rows into vectors.
 
-Weighted bags: sum is Σ w·x, mean is Σ w·x / n, sqrtn is Σ w·x / √n, with n the number of ids. An empty bag is 0. Rows
-are read in place by their addresses, in shards or in a copy.
+The pooled vector of a weighted bag with n ids is Σ w·x for sum, Σ w·x / n for mean, and Σ w·x / √n for sqrtn. The
+vector of an empty bag is 0. Rows are read in place by their addresses, in shards or in a copy.
 
 Shapes: B examples, P features of one output, O passes, N ids in the batch, U unique keys, W columns of a row, D
 columns of the output's segment. E columns of another segment follow them. L ids of a feature.
@@ -48,7 +48,10 @@ def find_singles(offsets: SealedI32, num_examples: int, features: I64, firsts: I
 
 @njit_lean
 def examples_ahead(offsets: I32, features: I64, num_examples: Any, num_columns: Any) -> Any:
-    """Returns how many examples ahead to prefetch rows, so that at least a hundred cache lines are requested."""
+    """Returns the number of examples between the prefetch and the read of a row.
+
+    The number is large enough that at least a hundred cache lines are requested at the same time.
+    """
     num_ids = np.int64(0)
     for p in range(len(features)):
         num_ids += offsets[(features[p] + 1) * num_examples] - offsets[features[p] * num_examples]
@@ -92,8 +95,8 @@ def pool_bags(
 ) -> None:
     """Pools the bags of examples ``begin`` to ``end``, example by example, so that memory is written in order.
 
-    Bags of one id are copied. If a feature has only such bags, their bounds are not read: this would take as long as
-    the copies, and would displace rows from the nearest caches.
+    Bags of one id are copied. If all bags of a feature have one id, their bounds are not read. Reading the bounds would
+    take as long as the copies, and would displace rows from the nearest caches.
     """
     num_places = len(features)
     start_byte, tail_byte = 4 * first_column, 4 * (first_column + dim)
@@ -136,7 +139,7 @@ def pool_bags(
 def spread_rows(
     addresses: I64, first_column: Any, inverse: I32, start: Any, stop: Any, out: Any, dim: Any
 ) -> None:
-    """Copies the row of each id from ``start`` to ``stop``, unpooled, to addresses from ``out`` on."""
+    """Copies the row of each id from ``start`` to ``stop``, unpooled, to adjacent memory that begins at ``out``."""
     ahead = _LINES_AHEAD // max(1, 4 * dim // LINE_BYTES)
     for i in range(start, stop):
         prefetch_words(addresses[inverse[min(i + ahead, stop - 1)]] + 4 * first_column, dim)
@@ -158,20 +161,20 @@ def stitch(
     begin: int,
     end: int,
 ) -> None:
-    """Makes all outputs of a group from its rows, in any memory (Shuffle & Stitch, PICASSO §III-B).
+    """Computes all outputs of a group from its rows (Shuffle & Stitch, PICASSO §III-B). Rows may be in any memory.
 
     Processes the examples ``begin`` to ``end``, so that several threads can share the work.
 
     Args:
         addresses: int64[·] by key number: the address of each float32[W].
-        inverse: int32[N], the key of each id; offsets: int32, the batch's bag bounds.
+        inverse: int32[N], the key of each id. offsets: int32, the batch's bag bounds.
         weights: float32[N], or of length 0 if all are 1.
-        passes: int64[O, 6], for each output, or for two outputs with adjacent columns: begin and end of its features
-            in ``features``; the first column; the number of columns; the number of columns of the second output;
-            whether ids are not pooled.
-        features, modes: int64, int8, of all passes.
-        targets: int64[O, 2], addresses of float32[B·P, D], or [L, D] for unpooled ids, and of the second output,
-            [B·P, E].
+        passes: int64[O, 6]. Each pass computes an output, or two outputs with adjacent columns. Its numbers are: the
+            begin and the end of its features in ``features``, the first column, the number of columns of each of the
+            two outputs, and 1 if ids are not pooled.
+        features, modes: int64, int8, the features of all passes, and their poolings.
+        targets: int64[O, 2], the address of each output, float32[B·P, D], or [L, D] for unpooled ids. Then the address
+            of the second output, [B·P, E].
         firsts: scratch, int64, with the size of a pass's features.
     """
     for o in range(len(passes)):
@@ -196,5 +199,5 @@ def stitch(
 
 @kernel()
 def spread(addresses: I64, first_column: int, inverse: I32, start: int, out: F32x2) -> None:
-    """Copies each id's row, unpooled: float32[L, D] for the ids from ``start`` on."""
+    """Copies the row of each id, starting at id ``start``, unpooled, to ``out``, float32[L, D]."""
     spread_rows(addresses, first_column, inverse, start, start + len(out), address_of(out), out.shape[1])

@@ -1,6 +1,7 @@
-"""The list of a table's rows, newest first, as row numbers in ``meta``: exact LRU in constant time.
+"""The list of a table's rows in the order of their last use, for exact LRU in constant time.
 
-``NEWER`` and ``OLDER`` of a row are its neighbours. ``NEWEST`` and ``OLDEST`` of a table are the ends.
+The list is linked by row numbers in ``meta``. ``NEWER`` and ``OLDER`` of a row are its neighbours. ``NEWEST`` and
+``OLDEST`` of a table are the ends of its list.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from girih.kernels.cpu.system import prefetch
 
 @njit_lean
 def push_newest(shard: Shard, table: Any, row: Any) -> None:
-    """Puts a row at the newest end. The row must be in no list, and the caller must have kept it."""
+    """Puts a row at the newest end. The row must not be in a list. Call ``keep_row`` before."""
     meta, tables = shard.meta, shard.tables
     newest = tables[table, NEWEST]
     meta[row, NEWER] = NO_ROW
@@ -37,7 +38,7 @@ def unlink(shard: Shard, table: Any, row: Any) -> None:
     meta, tables = shard.meta, shard.tables
     newer, older = meta[row, NEWER], meta[row, OLDER]
     if newer >= 0:
-        meta[newer, OLDER] = older  # not kept: a save reads lists from the oldest to the newest
+        meta[newer, OLDER] = older  # without keep_row, because a save follows only the links to newer rows
     else:
         tables[table, NEWEST] = older
     if older >= 0:
@@ -49,7 +50,7 @@ def unlink(shard: Shard, table: Any, row: Any) -> None:
 
 @njit_lean
 def touch(shard: Shard, table: Any, row: Any) -> None:
-    """Moves a row of the list to the newest end. The caller must have kept it."""
+    """Moves a row of the list to the newest end. Call ``keep_row`` before."""
     if shard.tables[table, NEWEST] != row:
         unlink(shard, table, row)
         push_newest(shard, table, row)
@@ -69,9 +70,9 @@ def oldest_first(meta: I32x2, tables: I64x2, table: int, out: I32) -> Any:
 
 @kernel()
 def walk(meta: I32x2, oldest: int, rows_ever: int, seen: U8, out: I32) -> Any:
-    """Works like :func:`oldest_first` on a list that may be torn.
+    """Works like :func:`oldest_first`, but the list may be damaged. Stops at an invalid or repeated row.
 
-    Stops at an invalid or repeated row; ``seen``, uint8[R], is 0.
+    ``seen``, uint8[R], must be 0 at first.
     """
     row = np.int64(oldest)
     count = 0
@@ -85,6 +86,6 @@ def walk(meta: I32x2, oldest: int, rows_ever: int, seen: U8, out: I32) -> Any:
 
 @njit_lean
 def prefetch_neighbours(meta: I32, row: Any) -> None:
-    """Prefetches the meta of the rows that :func:`touch` will write in addition to ``row``."""
+    """Prefetches the meta of the neighbours of ``row``, which :func:`touch` will write."""
     prefetch(meta, meta[row, NEWER])
     prefetch(meta, meta[row, OLDER])

@@ -1,8 +1,9 @@
 """16-bit floats: exact widening, rounding to nearest, and stochastic rounding.
 
-Stochastic rounding rounds up with the probability of the part cut off. So updates below the spacing of the format are
-correct on average. Noise has 16 bits: the probability is exact for normal numbers and accurate to 2⁻¹⁶ for subnormal
-numbers. bfloat16 and float16 saturate at their largest finite value (65,504 for float16). NaN stays NaN.
+The probability of rounding up in stochastic rounding is proportional to the part that is cut off. So updates that are
+smaller than the spacing of the format are correct on average. The random noise has 16 bits, so the probability is exact
+for normal numbers, and accurate to 2⁻¹⁶ for subnormal numbers. bfloat16 and float16 saturate at their largest finite
+value (65,504 for float16). NaN stays NaN.
 
 A float32 is represented by its bits, as int64. Shapes: W columns of a row.
 """
@@ -22,12 +23,12 @@ NEAREST = -1
 _SIGN = 0x8000_0000
 _INFINITY = 0x7F80_0000
 _LEAST_NORMAL_HALF = 0x3880_0000  # 2⁻¹⁴
-_TOO_SMALL = 40  # too many cut bits for any noise to carry
+_TOO_SMALL = 40  # if this number of bits is cut, no noise can round up
 
 
 @njit_lean
 def narrow_bfloat16(bits: Any, noise: Any) -> Any:
-    """Returns the bfloat16 of a float32's bits; ``noise`` is 16 random bits, or ``NEAREST``."""
+    """Returns the bfloat16 of a float32, both as bits. ``noise`` is 16 random bits, or ``NEAREST``."""
     magnitude = bits & ~_SIGN
     sign = (bits & _SIGN) >> 16
     if magnitude > _INFINITY:
@@ -39,7 +40,7 @@ def narrow_bfloat16(bits: Any, noise: Any) -> Any:
 
 @njit_lean
 def narrow_float16(bits: Any, noise: Any) -> Any:
-    """Returns the float16 of a float32's bits; ``noise`` is 16 random bits, or ``NEAREST``."""
+    """Returns the float16 of a float32, both as bits. ``noise`` is 16 random bits, or ``NEAREST``."""
     magnitude = bits & ~_SIGN
     sign = (bits & _SIGN) >> 16
     if magnitude > _INFINITY:
@@ -96,7 +97,7 @@ def _narrow(dtype: Any, bits: Any, noise: Any) -> Any:
 
 @njit_lean
 def widen_row(dtype: Any, halves: U16, values: F32) -> None:
-    """Reads W 16-bit columns."""
+    """Converts W 16-bit columns, ``halves``, to float32, ``values``."""
     bits = values.view(np.uint32)
     for column in range(bits.shape[0]):
         half = halves[column]
@@ -105,7 +106,7 @@ def widen_row(dtype: Any, halves: U16, values: F32) -> None:
 
 @njit_lean
 def narrow_row(dtype: Any, values: F32, halves: U16) -> None:
-    """Writes W columns, rounded to nearest."""
+    """Converts W columns, ``values``, to 16 bits, ``halves``, rounded to nearest."""
     bits = values.view(np.uint32)
     for column in range(bits.shape[0]):
         halves[column] = _narrow(dtype, np.int64(bits[column]), NEAREST)
@@ -113,7 +114,7 @@ def narrow_row(dtype: Any, values: F32, halves: U16) -> None:
 
 @njit_lean
 def narrow_row_randomly(dtype: Any, values: F32, halves: U16, seed: Any, key_id: Any, step: Any) -> None:
-    """Writes W columns, rounded by noise that depends only on (seed, id, step, column)."""
+    """Converts W columns to 16 bits, rounded by noise that depends only on (seed, id, step, column)."""
     bits = values.view(np.uint32)
     base = mix(mul_add(mix(mul_add(key_id, 1, seed)), 1, step))
     noise = base

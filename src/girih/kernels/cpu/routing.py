@@ -20,8 +20,9 @@ def places_of(keys: I64, tables: I32, num_shards: Any, shards_each: Any, places:
     """Writes the place of each key, and counts each place's keys of each table.
 
     Args:
-        num_shards: the shards of all places; shards_each: the shards of one place, which are adjacent.
-        places: int32[U], written. ends: int64[P, T], written: the number of the first routed key after these.
+        num_shards: the number of shards of all places. shards_each: the number of adjacent shards of one place.
+        places: int32[U], output. ends: int64[P, T], output: for each place and table, the number of the first routed
+            key after its keys.
     """
     ends[:] = 0
     for k in range(len(keys)):
@@ -49,8 +50,8 @@ def cut_places(
         inverse: int32[N], the key of each id of these features.
         behind: int64[M], the first example after each micro-batch.
         firsts: int32[U], scratch.
-        places: int32[U], as :func:`places_of` wrote it: p becomes p · M + m. ends: int64[P · M, T], written in the
-            same way.
+        places: int32[U], the places that :func:`places_of` wrote. This call replaces p by p · M + m.
+        ends: int64[P · M, T], output, as in :func:`places_of`.
     """
     num_parts = len(behind)
     firsts[:] = num_parts
@@ -69,7 +70,7 @@ def cut_places(
 
 @njit_lean
 def sum_up(ends: Any) -> None:
-    """Turns the numbers of keys by place and table into the number of the first key after each."""
+    """Replaces the number of keys of each place and table by the number of the first key after them."""
     total = np.int64(0)
     for p in range(ends.shape[0]):
         for t in range(ends.shape[1]):
@@ -88,12 +89,12 @@ def route(
     out_keys: I64,
     out_counts: I32,
 ) -> None:
-    """Moves keys to the range of their place. Keys of one place and table keep their order.
+    """Copies keys to the range of their place. Keys of one place and table keep their order.
 
     Args:
-        ends: as :func:`places_of` wrote it. Changed during the call, and restored at the end.
-        numbers: int32[U], written: each key's number among the routed keys.
-        out_keys, out_counts: int64[U], int32[U], written.
+        ends: the ends that :func:`places_of` wrote. They are changed during the call, and restored at the end.
+        numbers: int32[U], output: each key's number among the routed keys.
+        out_keys, out_counts: int64[U], int32[U], output.
     """
     for k in range(len(keys) - 1, -1, -1):
         ends[places[k], tables[k]] -= 1
@@ -102,7 +103,7 @@ def route(
         out_keys[number] = keys[k]
         out_counts[number] = counts[k]
     total = len(keys)
-    for p in range(ends.shape[0] - 1, -1, -1):  # these are starts now; each end is the next start
+    for p in range(ends.shape[0] - 1, -1, -1):  # ``ends`` has the starts now; each end is the next start
         for t in range(ends.shape[1] - 1, -1, -1):
             start = ends[p, t]
             ends[p, t] = total
@@ -150,17 +151,17 @@ def unique_and_partition(
     Args:
         ids, offsets, features, tables, scratch, base, hashes, positions, part_ends: see
             :func:`~girih.kernels.cpu.dedup.dedup`.
-        num_shards: the shards of all places; shards_each: the shards of one place, which are adjacent.
-        unrouted, unrouted_tables, unrouted_counts, unrouted_ends, places, numbers: scratch, int64 and int32, with
-            room for every id; ``unrouted_ends`` for every feature.
+        num_shards: the number of shards of all places. shards_each: the number of adjacent shards of one place.
+        unrouted, unrouted_tables, unrouted_counts, unrouted_ends, places, numbers: scratch, int64 and int32, with room
+            for every id. ``unrouted_ends`` has room for every feature.
         behind: int64[M], the first example after each micro-batch.
-        ends: int64[P · M, T], written: the number of the first routed key after the keys of each place, micro-batch
+        ends: int64[P · M, T], output: the number of the first routed key after the keys of each place, micro-batch
             and table.
-        inverse: int32[N], written for the features' ids: the number of each id's routed key.
-        keys, counts: int64, int32, with room for every id; written up to U.
+        inverse: int32[N], output for the features' ids: the number of each id's routed key.
+        keys, counts: int64, int32, output, with room for every id. The first U entries are written.
 
     Returns:
-        U.
+        The number of unique keys, U.
     """
     size = unique_keys(
         ids, offsets, num_examples, features, tables, 0, 1, scratch, base, hashes, 0, positions, part_ends, inverse, unrouted,

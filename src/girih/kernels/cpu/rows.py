@@ -1,4 +1,4 @@
-"""One row of a shard: taken, filled, read, written and given back.
+"""Functions on one row of a shard: take, fill, read, write and drop.
 
 Shapes: W columns that training sees, S segments.
 """
@@ -21,7 +21,7 @@ from girih.kernels.cpu.system import prefetch_words, row_address
 from girih.kernels.cpu.vector import copy_row
 
 MAKING, LEAVING, SETTING = range(3)
-"""Kinds of notes below 0: a row that is being made for a key, that leaves its key, that is set from outside."""
+"""The kinds of notes, all below 0: a row is being made for a key, is being removed, or is being set from outside."""
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 
@@ -53,9 +53,9 @@ def note(shard: Shard, kind: Any, row: Any) -> None:
 
 @njit_lean
 def note_move(shard: Shard, position: Any, row: Any) -> None:
-    """Records that the gradient of the key at ``position`` moves a row next.
+    """Records that a row is updated next, by the gradient of the key at ``position``.
 
-    ``NO_ROW`` records that all before have moved.
+    ``NO_ROW`` records that the rows of all earlier positions have been updated.
     """
     settle()
     shard.state[at.AMID] = (np.int64(position) << _ROW_BITS) | (np.int64(row) + 1)
@@ -63,7 +63,10 @@ def note_move(shard: Shard, position: Any, row: Any) -> None:
 
 
 def noted(word: int) -> tuple[int | None, int, int]:
-    """Returns (kind, row, position) of a note: kind None for a move, row ``NO_ROW`` if no row was moving."""
+    """Returns (kind, row, position) of a note. The kind is None for an update by a gradient.
+
+    The row is ``NO_ROW`` if no row was being updated.
+    """
     if word < 0:
         return ~word >> _ROW_BITS, ~word & _ROW_MASK, 0
     return None, (word & _ROW_MASK) - 1, word >> _ROW_BITS
@@ -74,10 +77,10 @@ AT_ONCE = 32  # rows that are prefetched together, a power of two
 
 @njit_lean
 def prefetch_rows(shard: Shard, rows: I32, first: Any, last: Any, num_words: Any) -> None:
-    """Prefetches the first words of ``rows[first:last]``, int32[U], up to the end of ``rows``.
+    """Prefetches the first words of the rows ``rows[first:last]``. ``rows`` is int32[U], and ``last`` may exceed U.
 
-    A block of rows is requested before the block before it is used. Single requests between uses are a third slower
-    if no row is in a cache.
+    Each block of rows is requested before the previous block is used. If no row is in a cache, single requests between
+    uses would be a third slower.
     """
     for i in range(first, min(last, rows.shape[0])):
         prefetch_words(row_address(shard.values, rows[i]), num_words)
@@ -92,7 +95,7 @@ def prefetch_ahead(shard: Shard, rows: I32, i: Any, num_words: Any) -> None:
 
 @njit_lean
 def holds(shard: Shard, row: Any, key_id: Any, table: Any) -> Any:
-    """Returns whether a row number from any source is the current row of this key."""
+    """Returns whether a row number is the current row of this key. The number may be any integer."""
     return 0 <= row < shard.state[at.ROWS_EVER] and index.holds_key(shard, row, key_id, table)
 
 
@@ -135,7 +138,7 @@ def begin_state(shard: Shard, layout: Layout, row: Any, value: F32, hyper: F64) 
 def take_row(
     shard: Shard, layout: Layout, key_id: Any, table: Any, now: Any, count: Any, version: Any
 ) -> Any:
-    """Gives a key a row. The caller must write its value and state, and must have claimed memory."""
+    """Gives a key a row. The caller must have claimed memory before, and must write the row's value and state."""
     row = shard.state[at.FREE_ROW]
     if row >= 0:
         note(shard, MAKING, row)

@@ -1,11 +1,11 @@
-"""Copy on write: keeps records in their state at the start of a save, before a verb changes them.
+"""Copy on write for saves: a verb copies each record to a log before it changes the record for the first time.
 
 A record is a row with its meta, or a page of Bloom cells of the same size. Rows are numbered from 0, and pages from
-``FIRST_PAGE``. A save copies records chunk by chunk, in order of their numbers. Before a record that was not copied
-yet is written, :func:`keep_row` or :func:`keep_cells` copies it to a log, once.
+``FIRST_PAGE``. A save copies records chunk by chunk, in the order of their numbers. Before a verb changes a record that
+the save has not copied yet, :func:`keep_row` or :func:`keep_cells` copies the record to the log, once.
 
-Shapes: V 32-bit words of a record, K records of a chunk, L records that fit into the log, P units of a record (words,
-or half words if columns have 16 bits).
+Shapes: V 32-bit words of a record, K records of a chunk, L records that fit into the log, P units of a record. A unit
+is a word, or a half word if columns have 16 bits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _BLOCK = 256  # rows that fit into the nearest cache
 
 @njit_lean
 def _place_of(shard: Shard, number: Any) -> Any:
-    """Returns the log's place for a record of a chunk that was not copied, or -1 if the log has the record already."""
+    """Returns the place in the log for a record whose chunk was not copied yet, or -1 if the log has the record."""
     byte, bit = number >> 3, 1 << (number & 7)
     if shard.kept[byte] & bit != 0:
         return -1
     place = shard.saving[at.NUM_KEPT]
     if place >= shard.log.shape[0]:
-        shard.saving[at.LOST] = 1  # nobody made room: the save fails, memory stays valid
+        shard.saving[at.LOST] = 1  # the caller did not make room, so the save fails; the shard stays valid
         return -1
     shard.kept[byte] |= bit
     shard.saving[at.NUM_KEPT] = place + 1
@@ -47,7 +47,10 @@ def _place_of(shard: Shard, number: Any) -> Any:
 
 @njit_lean
 def keep_row(shard: Shard, row: Any) -> None:
-    """Keeps a row. Call it before any write to the row. Costs one comparison without a save."""
+    """Copies a row to the log if a save needs it. Call it before any write to the row.
+
+    Without a save, the call costs one comparison.
+    """
     if row < shard.saving[at.SAVE_ROWS] and row >= shard.saving[at.SAVED]:
         place = _place_of(shard, np.int64(row))
         if place >= 0:
@@ -57,7 +60,10 @@ def keep_row(shard: Shard, row: Any) -> None:
 
 @njit_lean
 def keep_cells(shard: Shard, layout: Layout, key_id: Any, table: Any) -> None:
-    """Keeps the cells of a key. Call it before the key is counted in its table's Bloom filter."""
+    """Copies the pages with a key's Bloom cells to the log if a save needs them.
+
+    Call it before the key is counted in its table's Bloom filter.
+    """
     if shard.saving[at.SAVE_PAGES] == 0:
         return
     page_bytes = 4 * shard.meta.shape[1]
@@ -74,7 +80,10 @@ def keep_cells(shard: Shard, layout: Layout, key_id: Any, table: Any) -> None:
 
 @kernel()
 def put_logged(shard: Shard, chunk: int, first: int, records: I32x2) -> None:
-    """Writes the log's records of a chunk over its copy, int32[K, V], whose first record has number ``first``."""
+    """Overwrites a chunk's copy with the chunk's records in the log.
+
+    The copy is int32[K, V], and its first record has number ``first``.
+    """
     place = shard.saving[at.HEADS + chunk]
     while place > 0:
         number = np.int64(shard.log[place - 1, 0]) - first
@@ -85,7 +94,7 @@ def put_logged(shard: Shard, chunk: int, first: int, records: I32x2) -> None:
 
 @kernel()
 def empty_log(shard: Shard, first_chunk: int, out: I32x2, ends: I64) -> Any:
-    """Moves the log's records of chunks from ``first_chunk`` on to ``out``, int32[L, 1 + V], chunk by chunk.
+    """Moves the log's records of chunks from ``first_chunk`` on into ``out``, int32[L, 1 + V], chunk by chunk.
 
     Writes each chunk's end in ``out`` to ``ends``, int64[number of chunks]. Returns the number of records.
     """
@@ -107,7 +116,7 @@ def empty_log(shard: Shard, first_chunk: int, out: I32x2, ends: I64) -> Any:
 
 @kernel()
 def put_spilled(spilled: I32x2, first: int, records: I32x2) -> None:
-    """Writes records of :func:`empty_log`, int32[·, 1 + V], over their chunk's copy, int32[K, V]."""
+    """Overwrites a chunk's copy, int32[K, V], with records of :func:`empty_log`, int32[·, 1 + V]."""
     for i in range(spilled.shape[0]):
         number = np.int64(spilled[i, 0]) - first
         for word in range(records.shape[1]):
@@ -129,8 +138,8 @@ def split_halves(records: U16x2, rows: I32, columns: I64x2, starts: I64, out: U1
 def split_words(records: F32x2, rows: I32, columns: I64x2, starts: I64, out: F32x2) -> None:
     """Copies rows of ``records``, [K, P] units, column by column.
 
-    Each of ``columns``, int64[·, 2] (first unit, width), becomes one dense array in ``out``, [1, ·], from its
-    ``starts`` on.
+    ``columns``, int64[·, 2], has the first unit and the width of each column. Each column becomes one dense array in
+    ``out``, [1, ·], which begins at its entry of ``starts``.
     """
     for block in range(0, rows.shape[0], _BLOCK):
         end = min(block + _BLOCK, rows.shape[0])
@@ -146,7 +155,7 @@ def split_words(records: F32x2, rows: I32, columns: I64x2, starts: I64, out: F32
 
 @njit_lean
 def note_changed(shard: Shard, row: Any) -> None:
-    """Records a changed row. Call it when a row is made, moved or set."""
+    """Records a changed row. Call it when a row is made, updated or set."""
     byte = np.int64(row) >> 3
     if byte < shard.changed.shape[0]:
         shard.changed[byte] |= np.uint8(1 << (np.int64(row) & 7))
@@ -154,9 +163,9 @@ def note_changed(shard: Shard, row: Any) -> None:
 
 @njit_lean
 def note_left(shard: Shard, row: Any) -> None:
-    """Records a key whose row leaves.
+    """Records a key whose row leaves. Call it before the row is taken from the key.
 
-    Call it before the row is taken from the key. If there is no room, sets LEFT_LOST instead.
+    If there is no room for the key, sets LEFT_LOST instead.
     """
     if shard.left.shape[0] == 0:
         return

@@ -1,7 +1,7 @@
 """Turns strings into ids, directly from the buffers of a column.
 
-A *span* is a pair of byte positions in ``data``. Arrow's offsets are adjacent spans. Hashes are XXH64 with seed 0
-(the specification is public: github.com/Cyan4973/xxHash), the same on every machine.
+A *span* is a pair of byte positions in ``data``. Arrow's offsets are adjacent spans. Hashes are XXH64 with seed 0, and
+are equal on every machine. For the public specification see github.com/Cyan4973/xxHash.
 
 Shapes: R strings.
 """
@@ -22,14 +22,16 @@ PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 MAX_INT = np.uint64(0x7FFFFFFFFFFFFFFF)
 MAX_TENTH = np.uint64(0x1999999999999999)
-"""The largest number to which a decimal digit can be appended in 64 bits. If equal, only digits up to 5 fit."""
+"""The largest number to which a decimal digit can be appended in 64 bits. To this number, only digits up to 5."""
 
 
 def ids_of_strings(data: SealedU8, starts: SealedI64, ends: SealedI64) -> tuple[I64, Bools]:
-    """Returns the ids of R strings: the integer that a string spells canonically, else its XXH64.
+    """Returns the ids of R strings. If a string is the plain decimal spelling of an integer, its id is this integer.
+
+    Otherwise the id is the XXH64 of the string.
 
     Returns:
-        int64[R]; bool[R]: True if a string spells a whole number like a printed float, ``7.0`` or ``1.5e+17``.
+        The ids, int64[R]. And bool[R], True for strings that look like a whole float, such as ``7.0`` or ``1.5e+17``.
     """
     ids, floats = np.empty(len(starts), dtype=np.uint64), np.zeros(len(starts), dtype=np.bool_)
     with np.errstate(over="ignore"):
@@ -101,7 +103,7 @@ def _xxh64(data: Any, start: Any, end: Any) -> Any:
 
 @njit_lean
 def canonical(data: Any, start: Any, end: Any) -> Any:
-    """Returns (True, the bits) if the string is the plain decimal spelling of an integer from -2**63 to 2**64 - 1."""
+    """Returns (True, its 64 bits) if a string is the plain decimal spelling of an integer from -2**63 to 2**64 - 1."""
     zero = np.uint64(0)
     if end <= start:
         return False, zero
@@ -131,7 +133,7 @@ def _is_whole_float(data: Any, start: Any, end: Any) -> Any:
 
     The string has digits and ``.0``, or digits and dots, ``e+`` and two more characters.
     """
-    # dot and plus first: they are rare, so branch prediction works
+    # Test for dot and plus first. They are rare, so branch prediction works.
     if end - start >= 3 and data[end - 2] == 46 and data[end - 1] == 48:
         behind, has_exponent = end - 2, False
     elif end - start >= 5 and data[end - 3] == 43 and data[end - 4] == 101:
@@ -160,11 +162,12 @@ def unpack(data: SealedU8, offsets: I64, out: U8) -> Any:
     """Unpacks strings that each follow their length, a little-endian uint32, into adjacent bytes.
 
     Args:
-        offsets: int64[R+1], its first 0; written: the end of each string in ``out``.
-        out: uint8[·], written: has the size of ``data`` without the lengths of R strings.
+        offsets: int64[R+1], output: the end of each string in ``out``. The caller sets the first offset to 0.
+        out: uint8[·], output, with the size of ``data`` without the R lengths.
 
     Returns:
-        The bytes of ``data`` that were read; less than all, or -1, if these are not R strings.
+        The number of bytes of ``data`` that were read. If ``data`` does not consist of R strings, the result is -1 or
+        smaller than the size of ``data``.
     """
     at = np.int64(0)
     for row in range(len(offsets) - 1):

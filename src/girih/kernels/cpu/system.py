@@ -1,7 +1,8 @@
 """System functions for kernels: bytes at an address, functions of the C library, and memory shared with another writer.
 
-A *function* is the address of a C function that takes up to seven integers or addresses and returns one. Numba cannot
-cache ctypes functions on disk. An address is a plain argument, and a test may pass its own function.
+A *function* is the address of a C function that takes up to seven integers or addresses, and returns an integer or an
+address. Numba cannot cache ctypes functions on disk, but an address is a plain argument. Tests may pass another
+function.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if JIT_DISABLED:
         return ctypes.get_errno()
 
     def load_acquire(array: Any) -> Any:
-        """Returns the first item of int32[·] as int64. Earlier writes of other parties are visible afterwards."""
+        """Returns the first item of int32[·] as int64. Earlier writes of the other writer are visible afterwards."""
         return int(array[0])  # on the tested processors, the interpreter itself keeps the order
 
     def store_release(array: Any, value: Any) -> None:

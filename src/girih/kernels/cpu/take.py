@@ -1,8 +1,8 @@
-"""Copies rows of a column to their places in batches: single ids, bags between offsets, rows of a matrix.
+"""Copies rows of a column to their places in batches. A row is an id, a bag between offsets, or a row of a matrix.
 
-A call serves one column and many batches, so that the column is read while it is in the cache. Loops run over slices
-and use unsigned indices. Numba then skips its test for negative indices, and the loads of a loop overlap (26 columns
-of a million rows, shuffled: 57 instead of 123 ms).
+A call copies the rows of one column for many batches, so that the column stays in the cache. Loops run over slices and
+use unsigned indices. So numba does not test for negative indices, and the loads of a loop overlap. Example: 26 shuffled
+columns of a million rows take 57 instead of 123 ms.
 
 Shapes: R rows of a column, M values in all its bags, K batches of B rows each, X columns of a matrix, S ranges.
 """
@@ -23,7 +23,7 @@ AHEAD = 16  # rows between the prefetch and the read of a row
 
 @kernel(_IDS, _WEIGHTS)
 def take(values: Any, index: I64x2, starts: I64, out: Any) -> None:
-    """Writes ``values[index]``, batch k from ``out[starts[k]]`` on: T[R], int64[K, B], int64[K], T[·]."""
+    """Writes ``values[index]``. Batch k begins at ``out[starts[k]]``. Shapes: T[R], int64[K, B], int64[K], T[·]."""
     for k in range(len(starts)):
         rows = index[k]
         part = out[starts[k] : starts[k] + len(rows)]
@@ -33,7 +33,7 @@ def take(values: Any, index: I64x2, starts: I64, out: Any) -> None:
 
 @kernel()
 def take_rows(values: SealedF32x2, index: I64, out: F32x2) -> None:
-    """Writes ``values[index]``: float32[R, X], int64[B], float32[B, X]."""
+    """Writes ``values[index]`` to ``out``. Shapes: float32[R, X], int64[B], float32[B, X]."""
     width = values.shape[1]
     for b in range(len(index)):
         if b + AHEAD < len(index):
@@ -46,7 +46,10 @@ def take_rows(values: SealedF32x2, index: I64, out: F32x2) -> None:
 
 @kernel()
 def count_values(offsets: SealedI64, index: I64x2, counts: I64) -> None:
-    """Writes the number of values in the bags of each batch: int64[R+1], int64[K, B], int64[K]."""
+    """Writes the number of values in the bags of each batch to ``counts``.
+
+    Shapes: int64[R+1], int64[K, B], int64[K].
+    """
     starts, ends = offsets[:-1], offsets[1:]
     for k in range(len(counts)):
         rows = index[k]
@@ -59,9 +62,9 @@ def count_values(offsets: SealedI64, index: I64x2, counts: I64) -> None:
 
 @kernel()
 def bag_ends(offsets: SealedI64, index: I64x2, firsts: I64, column: int, ends: I32x2) -> None:
-    """Writes the end of each bag that is taken. The first bag of batch k begins at ``firsts[k]``.
+    """Writes the end of each copied bag to ``ends``, from ``column`` on.
 
-    Shapes: int64[R+1], int64[K, B], int64[K], int32[K, ·], written from ``column`` on.
+    The first bag of batch k begins at ``firsts[k]``. Shapes: int64[R+1], int64[K, B], int64[K], int32[K, ·].
     """
     befores, afters = offsets[:-1], offsets[1:]
     for k in range(len(firsts)):
@@ -76,7 +79,7 @@ def bag_ends(offsets: SealedI64, index: I64x2, firsts: I64, column: int, ends: I
 
 @kernel(_IDS, _WEIGHTS)
 def take_bags(values: Any, offsets: SealedI64, index: I64x2, starts: I64, out: Any) -> None:
-    """Writes the values of the bags ``index`` one after the other, batch k from ``out[starts[k]]`` on.
+    """Copies the values of the bags ``index`` to adjacent memory. Batch k begins at ``out[starts[k]]``.
 
     Shapes: T[M], int64[R+1], int64[K, B], int64[K], T[·].
     """
@@ -98,7 +101,10 @@ def take_bags(values: Any, offsets: SealedI64, index: I64x2, starts: I64, out: A
 
 @kernel(_IDS, _WEIGHTS)
 def copy_tails(values: Any, offsets: SealedI64, short_offsets: SealedI64, out: Any) -> None:
-    """Copies the last values of each bag, up to the room in ``short_offsets``: T[M], int64[R+1] twice."""
+    """Copies the last values of each bag. ``short_offsets`` are the bounds of the shortened bags.
+
+    Shapes: T[M], int64[R+1], int64[R+1], T[·].
+    """
     for row in range(len(offsets) - 1):
         begin = short_offsets[row]
         size = short_offsets[row + 1] - begin
@@ -109,7 +115,7 @@ def copy_tails(values: Any, offsets: SealedI64, short_offsets: SealedI64, out: A
 
 @kernel(_IDS, _WEIGHTS)
 def copy_stretches(values: Any, begins: I64, ends: I64, starts: I64, out: Any) -> None:
-    """Copies ``values[begins[s]:ends[s]]`` to ``out`` from ``starts[s]`` on: T[·], int64[S] three times, T[·]."""
+    """Copies ``values[begins[s]:ends[s]]`` to ``out`` from ``starts[s]`` on. These three arrays are int64[S]."""
     for s in range(len(begins)):
         size = ends[s] - begins[s]
         stretch = values[begins[s] : ends[s]]

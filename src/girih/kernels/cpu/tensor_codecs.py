@@ -1,7 +1,7 @@
 """Kernels of the codecs of activations and their gradients in ``comm/codecs/`` (HT §4.2).
 
-A float32 is represented by its bits. Magnitudes have the order of their bits, infinity is above all numbers, and NaN
-is above infinity. Shapes: n numbers, R rows of D numbers, k numbers kept.
+A float32 is represented by its bits. The bits of magnitudes have the same order as the magnitudes. Infinity is above
+all numbers, and NaN is above infinity. Shapes: n numbers, R rows of D numbers, k numbers kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from girih.kernels.cpu.jit import kernel, njit_lean
 LEVELS = 255.0
 LARGEST = float(np.finfo(np.float32).max)
 NARROW = 2.0**-100
-"""Rows with a smaller range are sent as their least number."""
+"""If the range of a row is smaller than this, only its least number is sent."""
 NUM_COUNTS = 1 << 16
 _MAGNITUDE = 0x7FFF_FFFF
 _INFINITY = 0x7F80_0000
@@ -25,7 +25,7 @@ _LOW_BITS = 15  # low bits of the 31 bits of a magnitude
 
 @njit_lean
 def _bfloat16(bits: Any) -> Any:
-    """Returns the bfloat16 nearest to a float32, ties to even; both as bits. NaN stays NaN."""
+    """Returns the bfloat16 nearest to a float32, ties to even, both as bits. NaN stays NaN."""
     magnitude = np.uint32(bits & np.uint32(_MAGNITUDE))
     sign = np.uint32(np.uint32(bits & np.uint32(0x8000_0000)) >> np.uint32(16))
     odd = np.uint32(magnitude >> np.uint32(16)) & np.uint32(1)
@@ -36,7 +36,7 @@ def _bfloat16(bits: Any) -> Any:
 
 @kernel()
 def narrow(values: SealedF32, halves: U16) -> None:
-    """Rounds float32[n] to bfloat16, uint16[n], written."""
+    """Rounds ``values``, float32[n], to bfloat16, and writes the bits to ``halves``, uint16[n]."""
     bits = values.view(np.uint32)
     for i in range(len(bits)):
         halves[i] = _bfloat16(bits[i])
@@ -44,19 +44,22 @@ def narrow(values: SealedF32, halves: U16) -> None:
 
 @njit_lean
 def _ordered(bits: Any) -> Any:
-    """Maps a float32's bits, int32, to a number with the order of floats. The function is its own inverse."""
+    """Maps a float32's bits, int32, to an integer. These integers have the order of the floats.
+
+    The function is its own inverse.
+    """
     return np.int32(bits ^ (np.int32(bits >> 31) & np.int32(_MAGNITUDE)))
 
 
 @kernel()
 def quantize_rows(values: SealedF32x2, codes: U8x2, ranges: F32x2) -> None:
-    """Writes each row as numbers of steps above its least number.
+    """Encodes each number of a row as a number of steps above the row's least number.
 
     Args:
         values: float32[R, D], D > 0.
-        codes: uint8[R, D], written.
-        ranges: float32[R, 2], written: step and least number of each row; both NaN if a number is not finite, or the
-            range exceeds float32.
+        codes: uint8[R, D], output.
+        ranges: float32[R, 2], output: step and least number of each row. Both are NaN if a number is not finite, or if
+            the range exceeds float32.
     """
     bits, range_bits = values.view(np.int32), ranges.view(np.int32)
     width = values.shape[1]
@@ -84,13 +87,13 @@ def quantize_rows(values: SealedF32x2, codes: U8x2, ranges: F32x2) -> None:
 
 @kernel()
 def keep_largest(values: SealedF32, counts: I64, indices: U32, halves: U16) -> None:
-    """Writes the k numbers of largest magnitude in their order. Keeps the first of equal magnitudes.
+    """Writes the k numbers of largest magnitude, in the order of their indices. Prefers the first of equal magnitudes.
 
     Args:
         values: float32[n].
         counts: scratch, int64[NUM_COUNTS].
-        indices: uint32[k], written, 0 < k ≤ n.
-        halves: uint16[k], written: the numbers, as bfloat16.
+        indices: uint32[k], output, 0 < k ≤ n.
+        halves: uint16[k], output: the numbers, as bfloat16.
     """
     bits = values.view(np.uint32)
     num_values, left = len(bits), np.int64(len(indices))

@@ -1,4 +1,4 @@
-"""Rows whose values are in slots of memory, or in a file below. Kernels find rows, bring them in and send them out.
+"""Rows whose values are in slots of memory, or in a file. Kernels find rows, give them slots, and empty slots.
 
 The shard holds the meta of every row, followed by one more word, its *place*: the position of its values.
 
@@ -6,12 +6,12 @@ The shard holds the meta of every row, followed by one more word, its *place*: t
     n > 0    in the file, at n - 1
     n < 0    in slot -1 - n
 
-A slot holds a whole record with its meta, so that all kernels that move rows also work on slots. Only the key of this
-meta is used. The shard remembers the place of a slot's copy in the file until the slot changes. So a row that was
-only read leaves without a write.
+A slot holds a whole record with its meta, so that all kernels that update rows also work on slots. Only the key of this
+meta is used. If the file has a copy of a slot's record, the slot keeps the place of this copy until the record changes.
+So a row that was only read leaves its slot without a write.
 
-A clock hand goes around the slots and gives them out. It skips hot slots, slots whose record is still being read, and
-slots that the last few calls have used.
+A clock hand goes around the slots to find a slot for a row. It skips hot slots, slots whose record is still being read,
+and slots that the last few calls have used.
 
 Shapes: R rows, N slots, U keys, V 32-bit words of a record, K records in transit.
 """
@@ -47,12 +47,12 @@ class Slots(NamedTuple):
     Attributes:
         records: int32[N, V].
         rows: int32[N], the row in each slot, or -1.
-        places: int64[N], the place in the file of a slot's content, counted from 1; 0 for nowhere.
+        places: int64[N], the place in the file of a slot's content, counted from 1, or 0 for nowhere.
         calls: int32[N], the last call that used the slot.
-        flags: uint8[N]. CHANGED: the file has other values. HOT: stays until the hot set is chosen again. LOADING:
-            its record is still being read. FETCHED: it was fetched ahead, and nobody has read it since.
-        state: int64[8]: the hand; slots in use; the number of hot slots and its maximum; the count from which a row
-            that comes in is hot; the number of this call, and of the first call whose slots stay.
+        flags: uint8[N]. CHANGED: the file does not have the current values. HOT: the row stays until the hot set is
+            chosen again. LOADING: the record is still being read. FETCHED: the row was fetched ahead, and not read yet.
+        state: int64[8]: the hand, the number of slots, the number of hot slots and its maximum, the count from which a
+            row that gets a slot is hot, the number of this call, and the number of the first call whose slots stay.
     """
 
     records: I32x2
@@ -67,10 +67,10 @@ class SlotEvictions(NamedTuple):
     """Work that :func:`take_slots` leaves to the caller.
 
     Attributes:
-        rows, records: int32[K], int32[K, V]: rows that had to leave, and must be written.
-        freed: int64[K], places in the file that nobody needs any more.
-        loads: int32[K], slots whose record must be read.
-        ends: int64[3], the number of rows, freed and loads.
+        rows, records: int32[K], int32[K, V]: rows that left their slots, and records that must be written to the file.
+        freed: int64[K], places in the file that are not needed any more.
+        loads: int32[K], slots whose record must be read from the file.
+        ends: int64[3], the numbers of ``rows``, ``freed`` and ``loads``.
     """
 
     rows: I32
@@ -96,7 +96,7 @@ def use_slot(slots: Any, slot: Any, reads: Any) -> Any:
 
 @njit_lean
 def fill_slot(shard: Shard, slots: Any, slot: Any, row: Any) -> None:
-    """Gives an empty slot to a row, which stays if it is hot."""
+    """Gives an empty slot to a row. The slot becomes hot if the row's count is high enough and a hot slot is left."""
     state = slots.state
     slots.rows[slot] = row
     slots.calls[slot] = state[CALL]
@@ -116,7 +116,7 @@ def empty_slot(slots: Any, slot: Any) -> None:
 
 @njit_lean
 def next_slot(slots: Any, takes_free: Any) -> Any:
-    """Returns the next slot that may be emptied, or that is free if ``takes_free``, or ``NO_SLOT`` if there is none."""
+    """Returns the next slot that may be emptied, or ``NO_SLOT``. With ``takes_free``, also returns free slots."""
     state, num_slots = slots.state, slots.state[NUM_SLOTS]
     slot = state[HAND]
     for _ in range(num_slots):
@@ -142,7 +142,8 @@ def find_slots(shard: Shard, slots: Slots, rows: I32, row_slots: I32) -> Any:
     """Writes the slot of each row, ``MISSING`` if it has none, ``NO_SLOT`` if there is no row. Marks slots as used.
 
     Returns:
-        The numbers of rows of the file that are missing, that were fetched ahead, and that are still being read.
+        Three numbers of rows: rows that are only in the file, rows that were fetched ahead, and rows that are still
+        being read.
     """
     num_missing, num_fetched, num_loading = 0, 0, 0
     for i in range(rows.shape[0]):
@@ -168,11 +169,11 @@ def forget(shard: Shard, slots: Slots, known: I32, rows: I32, freed: I64) -> Any
     """Discards the values of row numbers that new keys just got, because they belong to earlier keys.
 
     Args:
-        known: int32[U], rows that keys had before.
-        freed: int64[U], places in the file that nobody needs any more.
+        known: int32[U], the rows that the keys had before.
+        freed: int64[U], output: places in the file that are not needed any more.
 
     Returns:
-        The number of these places.
+        The number of ``freed`` places.
     """
     num_freed = 0
     for i in range(rows.shape[0]):
@@ -194,9 +195,9 @@ def forget(shard: Shard, slots: Slots, known: I32, rows: I32, freed: I64) -> Any
 
 @njit_lean
 def _leave(shard: Shard, slots: Slots, slot: Any, leaving: SlotEvictions) -> None:
-    """Empties a slot. Copies its record for writing, if the file does not have it."""
+    """Empties a slot. If the file does not have the slot's record, copies the record to ``leaving`` for writing."""
     row, place = np.int64(slots.rows[slot]), slots.places[slot]
-    if shard.meta[row, at.TABLE] < 0:  # its key has left
+    if shard.meta[row, at.TABLE] < 0:  # the row has no key any more
         set_place(shard, row, 0)
     elif slots.flags[slot] & CHANGED:
         number = leaving.ends[NUM_LEFT]
@@ -204,7 +205,7 @@ def _leave(shard: Shard, slots: Slots, slot: Any, leaving: SlotEvictions) -> Non
         leaving.rows[number] = row
         for word in range(slots.records.shape[1]):
             leaving.records[number, word] = slots.records[slot, word]
-        set_place(shard, row, 0)  # until it is written
+        set_place(shard, row, 0)  # until the record is written
     else:
         set_place(shard, row, place)
         place = 0
@@ -221,20 +222,20 @@ def take_slots(
 ) -> Any:
     """Gives a slot to each row whose ``row_slots`` is ``MISSING``, from key ``start`` on.
 
-    Other rows leave if necessary.
+    If no slot is free, another row leaves its slot.
 
     Args:
-        fresh: uint8[U], set for rows whose values must be made.
+        fresh: uint8[U], output: 1 for rows whose slots must be filled with initial values.
 
     Returns:
-        The key at which to continue when there are more slots, or U.
+        U, or the key at which to continue after slots were added.
     """
     for i in range(start, rows.shape[0]):
         if row_slots[i] != MISSING:
             continue
         row = np.int64(rows[i])
         place = shard.keys[row, PLACE]
-        if place < 0:  # the caller sent a key twice
+        if place < 0:  # the key occurs twice in the call
             row_slots[i] = -1 - place
             continue
         slot = next_slot(slots, True)
@@ -270,7 +271,7 @@ def put_records(slots: Slots, loads: I32, records: I32x2) -> Any:
 
 @kernel()
 def set_places(shard: Shard, rows: I32, places: I64) -> None:
-    """Writes the places of rows in the file, int32[K], int64[K]. Rows whose key has left have no place."""
+    """Sets the places in the file, int64[K], of rows, int32[K]. Skips rows without a key."""
     for i in range(rows.shape[0]):
         set_place(shard, np.int64(rows[i]), places[i] + 1)
 
@@ -279,12 +280,12 @@ def set_places(shard: Shard, rows: I32, places: I64) -> None:
 def read_slots(
     records: Shard, layout: Layout, ids: I64, tables: I32, row_slots: I32, fresh: U8, hyper: F64x2, out: F32x2
 ) -> None:
-    """Copies the columns of rows in slots to ``out``, float32[U, W]; initial values if there is no slot.
+    """Copies the columns of rows in slots to ``out``, float32[U, W]. For keys without a slot, writes initial values.
 
     Args:
         records: the slots as a shard.
         fresh: uint8[U], 1 if the slot must first be filled with the initial values.
-        hyper: float64[S, 8], for the optimizers' first state.
+        hyper: float64[S, 8], for the initial optimizer state.
     """
     num_words = at.VALUES + out.shape[1]
     for i in range(row_slots.shape[0]):
@@ -301,7 +302,7 @@ def read_slots(
 
 @kernel()
 def check_rows(shard: Shard, ids: I64, tables: I32, hints: I32, rows: I32) -> None:
-    """Writes the row of every key, or ``NO_ROW``. ``hints``, int32[U], are earlier rows of the keys."""
+    """Writes the row of every key, or ``NO_ROW``, to ``rows``. ``hints``, int32[U], are earlier rows of the keys."""
     for i in range(ids.shape[0]):
         row = np.int64(hints[i])
         rows[i] = (
@@ -311,9 +312,9 @@ def check_rows(shard: Shard, ids: I64, tables: I32, hints: I32, rows: I32) -> No
 
 @kernel()
 def mark_changed(shard: Shard, slots: Slots, rows: I32, row_slots: I32, version: int) -> None:
-    """Sets the version of rows, and marks that the file does not have their values.
+    """Sets the version of rows, and marks their slots as changed, so that the file does not have their values.
 
-    Call it before they change in their slots.
+    Call it before the rows change in their slots.
     """
     for i in range(rows.shape[0]):
         if rows[i] >= 0:
@@ -326,7 +327,7 @@ def mark_changed(shard: Shard, slots: Slots, rows: I32, row_slots: I32, version:
 
 @kernel()
 def alive(shard: Shard, slots: Slots, rows: I32, places: I64, flags: U8) -> None:
-    """Writes whether the file's record at each place, int64[K], still belongs to its row, int32[K]; 0 for row -1."""
+    """Writes 1 to ``flags`` if the file's record at a place, int64[K], still belongs to its row, int32[K], else 0."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         flags[i] = 0
@@ -340,7 +341,7 @@ def alive(shard: Shard, slots: Slots, rows: I32, places: I64, flags: U8) -> None
 
 @kernel()
 def move_places(shard: Shard, slots: Slots, rows: I32, places: I64) -> None:
-    """Writes the new places in the file of live rows: int32[K], int64[K]."""
+    """Sets new places in the file, int64[K], of live rows, int32[K]."""
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
         place = shard.keys[row, PLACE]

@@ -1,4 +1,4 @@
-"""Writes rows: gradients through the optimizers, values from outside, removal.
+"""Changes rows: updates them by gradients, sets them to given values, and removes them.
 
 Shapes: U unique keys, W columns of a row, S segments, T tables, K rows to drop, M terms of sums.
 """
@@ -50,7 +50,7 @@ def prefetch_terms(grads: F32, order: I32, term: Any) -> None:
 
 @njit_lean
 def sum_terms(scratch: F32, column: Any, grads: F32, order: I32, factors: F32, start: Any, stop: Any) -> None:
-    """Writes the sum of some terms to a row's gradient, from ``column`` on, in their order."""
+    """Writes the sum of some terms, added in their order, to the gradient of the current row, from ``column`` on."""
     dim = grads.shape[1]
     if factors.shape[0] == 0:
         sum_rows(scratch, GRADIENT, column, grads, order, start, stop, dim)
@@ -63,7 +63,10 @@ def sum_terms(scratch: F32, column: Any, grads: F32, order: I32, factors: F32, s
 
 @njit_lean
 def _row_of(shard: Shard, key_id: Any, table: Any, row: Any) -> Any:
-    """Returns the row of a key, or -1 if it has none, which is counted. Checks the hint ``row``."""
+    """Returns the row of a key. Returns -1 if the key has no row, and counts the dropped gradient.
+
+    Checks the hint ``row``.
+    """
     if not holds(shard, row, key_id, table):
         row = index.find(shard, key_id, table)
         if row < 0:
@@ -81,7 +84,7 @@ def _mark_moved(shard: Shard, table: Any, row: Any, step: Any) -> None:
 
 @njit_lean
 def row_to_move(shard: Shard, key_id: Any, table: Any, row: Any, step: Any) -> Any:
-    """Returns the row of a key, or -1. Checks the hint ``row``, and marks the row as moved in this step."""
+    """Returns the row of a key, or -1. Checks the hint ``row``, and marks the row as updated in this step."""
     row = _row_of(shard, key_id, table, row)
     if row >= 0:
         _mark_moved(shard, table, row, step)
@@ -89,7 +92,7 @@ def row_to_move(shard: Shard, key_id: Any, table: Any, row: Any, step: Any) -> A
 
 
 def _updating(update: Any, *, alike: bool, single: bool) -> Any:
-    """Makes a function for one optimizer step on the columns of a row, float32[W]; see :func:`_applying`."""
+    """Returns a function for one optimizer step on the columns of a row, float32[W]; see :func:`_applying`."""
 
     @njit_lean
     def update_segments(shard: Shard, layout: Layout, row: Any, columns: F32, grad: F32, hyper: F64) -> None:
@@ -113,14 +116,15 @@ def _updating(update: Any, *, alike: bool, single: bool) -> Any:
 
 
 def _applying(name: str, update: Any, *, alike: bool, single: bool) -> Any:
-    """Makes a kernel that moves rows, with fixed decisions compiled into it.
+    """Returns a kernel that updates rows by gradients, compiled for the given optimizers.
 
-    With all optimizers in the kernel, and with slices of any segment, a step on a row takes 1.5 times as long, and
-    the kernel takes three times as long to compile.
+    A general kernel with all optimizers and any segments would take 1.5 times as long for a step on a row, and three
+    times as long to compile.
 
     Args:
-        update: the optimizer of all segments, if they are ``alike``.
-        single: rows are one segment.
+        update: the function of the optimizer, if all segments are ``alike``.
+        alike: True if all segments have the same optimizer.
+        single: True if rows have one segment.
     """
     update_segments = _updating(update, alike=alike, single=single)
 
@@ -189,13 +193,13 @@ def applying(optimizers: Sequence[int]) -> Any:
 
 
 class Terms(NamedTuple):
-    """Gradients of keys as sums of rows of a matrix.
+    """The gradients of keys as sums of rows of a matrix.
 
     Attributes:
-        starts: int32[U+1]: key i has the terms from ``starts[i]`` on, up to ``starts[i+1]``.
+        starts: int32[U+1]: key i has the terms from ``starts[i]`` to ``starts[i+1]``.
         order: int32[M]: the row of each term.
         factors: float32[M], or of length 0 if all are 1.
-        tail: float32[·, E]: the columns that follow the columns of the matrix; E may be 0.
+        tail: float32[·, E]: the columns that follow the columns of the matrix. E may be 0.
     """
 
     starts: I32
@@ -216,13 +220,13 @@ def apply_gradients(
     terms: Terms | None = None,
     first: int = 0,
 ) -> int:
-    """Moves the row of every key by its gradient. Returns how many keys have no row.
+    """Updates the row of every key by its gradient. Returns the number of keys without a row.
 
-    ``rows``, int32[U], are hints: each is checked against its key. If another key has the row now, the key is
-    searched. A gradient never reaches another key's row.
+    ``rows``, int32[U], are hints for finding the rows. If another key has a row now, the index is searched. A gradient
+    never changes the row of another key.
 
     Args:
-        grads: float32[U, W]; or float32[·, W - E], whose rows are summed by ``terms``.
+        grads: float32[U, W], or float32[·, W - E] whose rows are summed by ``terms``.
         first: the position of the first key among all keys of the call.
     """
     if terms is None:
@@ -254,7 +258,7 @@ def _numbers(bits: int) -> I32:
 
 @kernel()
 def assign(shard: Shard, layout: Layout, rows: I32, values: F32x2, hyper: F64x2, version: int) -> None:
-    """Sets the columns of rows to ``values``, float32[U, W]. Optimizer state stays, and is adapted to the values."""
+    """Sets the columns of rows to ``values``, float32[U, W]. FTRL's state is adapted to the new values."""
     for i in range(rows.shape[0]):
         if rows[i] < 0:
             continue
@@ -277,7 +281,7 @@ def assign(shard: Shard, layout: Layout, rows: I32, values: F32x2, hyper: F64x2,
 
 @kernel()
 def begin_states(shard: Shard, layout: Layout, rows: I32, hyper: F64x2) -> None:
-    """Writes a new optimizer state for rows, int32[K], that have their W columns."""
+    """Writes the initial optimizer state of rows, int32[K], whose W columns are written already."""
     for i in range(rows.shape[0]):
         read_row(shard, layout, np.int64(rows[i]), shard.scratch, 0)
         begin_state(shard, layout, rows[i], shard.scratch[0], hyper)
@@ -285,7 +289,7 @@ def begin_states(shard: Shard, layout: Layout, rows: I32, hyper: F64x2) -> None:
 
 @kernel()
 def drop_rows(shard: Shard, layout: Layout, rows: I32) -> Any:
-    """Removes the keys of these rows, int32[K], skipping -1. Returns how many left."""
+    """Removes rows, int32[K], skipping -1. Returns the number of removed rows."""
     dropped = 0
     for i in range(rows.shape[0]):
         if rows[i] >= 0:
@@ -300,9 +304,9 @@ def drop_rows(shard: Shard, layout: Layout, rows: I32) -> Any:
 def load_keys(
     shard: Shard, layout: Layout, ids: I64, tables: I32, last_used: I32, counts: I32, versions: I32, rows: I32
 ) -> None:
-    """Finds or takes a row for each key and writes its meta. Writes the row numbers to ``rows``, int32[K].
+    """Finds or makes a row for each key, and writes its meta. Writes the row numbers to ``rows``, int32[K].
 
-    Memory for K rows and slots must be claimed. Keys become the newest of their tables, in order.
+    Memory for K rows and slots must be claimed before. The rows become the newest of their tables, in order.
     """
     for i in range(ids.shape[0]):
         table = np.int64(tables[i])
@@ -327,7 +331,7 @@ def initial_values(layout: Layout, ids: I64, tables: I32, out: F32x2) -> None:
 
 @kernel()
 def relink(shard: Shard, table: int, rows: I32) -> None:
-    """Builds a table's list from ``rows``, all of its rows, oldest first."""
+    """Builds a table's list from ``rows``, which has all rows of the table, oldest first."""
     shard.tables[table, at.NEWEST] = at.NO_ROW
     shard.tables[table, at.OLDEST] = at.NO_ROW
     for i in range(rows.shape[0]):
@@ -336,10 +340,10 @@ def relink(shard: Shard, table: int, rows: I32) -> None:
 
 @kernel()
 def follow(shard: Shard, table: int, oldest: int, newer_of: I32, new_of: I32) -> None:
-    """Makes the rows of a saved list the newest of a table's list, in the saved order.
+    """Appends the rows of a saved list to the newest end of a table's list, in the saved order.
 
-    The list begins at ``oldest``. ``newer_of`` and ``new_of``, int32[R], have an entry for each saved row number: the
-    next saved row, and the new row number or -1.
+    The saved list begins at ``oldest``. ``newer_of`` and ``new_of``, int32[R], have for each saved row number: the next
+    newer saved row, and the new row number or -1.
     """
     row = np.int64(oldest)
     for _ in range(newer_of.shape[0]):

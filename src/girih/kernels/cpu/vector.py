@@ -1,12 +1,13 @@
 """Arithmetic on whole rows, sixteen floats at a time.
 
-Numba's own loops test repeatedly whether two rows overlap, and process rows of 16 one float at a time. Results are
-bit-identical: multiplication and addition round separately, in the order of columns.
+Plain loops in numba test repeatedly whether two rows overlap, and process rows of 16 floats one float at a time. The
+results of this module are bit-identical to plain loops: multiplication and addition round separately, in the order of
+columns.
 
-Arrays are C-contiguous float32[·, ·]. A place in an array is a row and a column. An *address* is the address of a
-float in memory, in any array. Rows of several shards are read in place by their addresses. With addresses, LLVM does
-not test repeatedly whether two arrays overlap. *Lanes* are the sixteen floats at an address: a register under the
-JIT, a separate array without it.
+Arrays are C-contiguous float32[·, ·]. A place in an array is a row and a column. An *address* is the address of a float
+in any array. Rows of several shards are read in place by their addresses. With addresses, LLVM does not test repeatedly
+whether two arrays overlap. *Lanes* are the sixteen floats at an address. They are a register under the JIT, and a
+separate array without the JIT.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def copy_row(
 def add_scaled(
     target: F32, row: Any, column: Any, source: F32, from_row: Any, from_column: Any, dim: Any, factor: Any
 ) -> None:
-    """Adds ``factor`` times ``dim`` floats at one place to the floats at another."""
+    """Adds ``factor`` times the ``dim`` floats at one place to the floats at another place."""
     at, start = float_address(target, row, column), float_address(source, from_row, from_column)
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
@@ -158,7 +159,7 @@ def add_scaled(
 def add_row(
     target: F32, row: Any, column: Any, source: F32, from_row: Any, from_column: Any, dim: Any
 ) -> None:
-    """Adds ``dim`` floats at one place to the floats at another."""
+    """Adds the ``dim`` floats at one place to the floats at another place."""
     add_scaled(target, row, column, source, from_row, from_column, dim, np.float32(1.0))
 
 
@@ -183,7 +184,10 @@ def sum_from(
     dim: Any,
     factor: Any,
 ) -> None:
-    """Writes ``factor`` times the sum of ``dim`` floats at ``addresses[numbers[start:stop]] + start_byte``, in their order."""
+    """Writes ``factor`` times the sum of rows of ``dim`` floats, added in their order.
+
+    The rows are at ``addresses[numbers[start:stop]] + start_byte``.
+    """
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
         lanes = _all_lanes(np.float32(0.0))
@@ -209,7 +213,7 @@ def weigh_from(
     weights: F32,
     factor: Any,
 ) -> None:
-    """Works like :func:`sum_from`, with each float multiplied by ``weights[start:stop]``."""
+    """Works like :func:`sum_from`, but multiplies each row by its weight in ``weights[start:stop]``."""
     whole = dim - dim % _LANES
     for d in range(0, whole, _LANES):
         lanes = _all_lanes(np.float32(0.0))
@@ -250,9 +254,9 @@ def sum_rows(
 
 @njit_lean
 def sum_of_squares(grad: F32, row: F32, l2: Any, bound: Any) -> Any:
-    """Returns Σ g² with g = grad + l2 · row within ±bound, float32[D] each.
+    """Returns Σ g². Here g = grad + l2 · row, float32[D], limited to ±bound.
 
-    Adds 16 sums in parallel, then halves to halves.
+    Computes 16 sums in parallel. Then adds one half of the sums to the other half, until one sum is left.
     """
     dim = row.shape[0]
     whole = dim - dim % _LANES

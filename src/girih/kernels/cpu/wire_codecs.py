@@ -1,4 +1,4 @@
-"""Kernels of the codecs in ``comm/codecs/`` (Persia §4.2.3): ids as unique ids with their samples, floats as halves.
+"""Kernels of the codecs in ``comm/codecs/`` (Persia §4.2.3), which send unique ids with their samples, and float16.
 
 Shapes: B examples, F features, N ids in the batch, U unique ids of a feature, n ids of a feature, R blocks of W
 floats.
@@ -29,7 +29,10 @@ from girih.kernels.cpu.hashing import key_hash, low_bits
 from girih.kernels.cpu.jit import kernel, njit_lean
 
 PLAIN, SINGLES = -1, -2
-"""Values in place of a feature's number of unique ids: sent as is; sent as is with one id per example."""
+"""These values replace the number of unique ids of a feature whose ids are sent unchanged.
+
+``SINGLES`` also means that each example has one id.
+"""
 
 KAPPA = 32768.0
 _INFINITY = 0x7F80_0000
@@ -40,7 +43,7 @@ SMALL = 2.0**-100
 
 @njit_lean
 def _number(ids: I64, table: I32, base: Any, inverse: I32, unique: I64, counts: U32) -> Any:
-    """Numbers ids in the order of their first occurrence. Returns how many are unique."""
+    """Numbers ids in the order of their first occurrence. Returns the number of unique ids."""
     mask = len(table) - 1
     num = np.int64(0)
     for i in range(len(ids)):
@@ -65,7 +68,7 @@ def _number(ids: I64, table: I32, base: Any, inverse: I32, unique: I64, counts: 
 
 @njit_lean
 def _is_singles(bounds: I32) -> Any:
-    """Returns whether each bag has one id. Args: int32[B+1]."""
+    """Returns whether each bag has one id. ``bounds`` is int32[B+1]."""
     for b in range(len(bounds) - 1):
         if bounds[b + 1] - bounds[b] != 1:
             return False
@@ -79,7 +82,7 @@ def _pack_by_id(
     """Writes the example of each occurrence, id by id, and its weight. Returns the largest count.
 
     Args:
-        bounds: int32[B+1], of the feature's bags in the batch. inverse: int32[n]. counts: uint32[U].
+        bounds: int32[B+1], the bounds of the feature's bags in the batch. inverse: int32[n]. counts: uint32[U].
         weights, packed_weights: float32[n] or [0].
     """
     place, largest = np.int64(0), np.int64(0)
@@ -125,18 +128,18 @@ def pack_ids(
     samples: Any,
     packed_weights: F32,
 ) -> Any:
-    """Packs a batch feature by feature. A feature that would grow is sent as is.
+    """Packs a batch feature by feature. A feature that would become larger is sent unchanged.
 
     Args:
         ids, offsets, weights: int64[N], int32[F·B+1], float32[N] or [0]: the batch.
         pooled: bool[F]: True if the order within a bag does not matter.
         table: scratch, int32, zeros, a power of two above twice the ids of any one feature.
         inverse, places: scratch, int32, int64, with room for the ids of any one feature.
-        sizes: int64[2·F], written: ids of each feature, and the number of unique ids, ``PLAIN`` or ``SINGLES``.
-        packed_ids: int64[N], written: unique ids, or all ids of a feature that is sent as is.
-        counts: uint32[N + F·B], written: occurrences of each unique id, or ids of each example.
-        samples: uint16 or uint32[N], written: the example of each occurrence.
-        packed_weights: float32[N] or [0], written.
+        sizes: int64[2·F], output: the ids of each feature, and the number of unique ids, ``PLAIN`` or ``SINGLES``.
+        packed_ids: int64[N], output: unique ids, or all ids of a feature that is sent unchanged.
+        counts: uint32[N + F·B], output: occurrences of each unique id, or ids of each example.
+        samples: uint16 or uint32[N], output: the example of each occurrence.
+        packed_weights: float32[N] or [0], output.
 
     Returns:
         The numbers of ids, counts and samples that were written, and the largest count.
@@ -196,10 +199,10 @@ def unpack_ids(
 
     Args:
         places: scratch, int32[B].
-        ids, offsets, order: int64[N], int32[F·B+1], int32[N], written; ``order`` has the packed position of each id.
+        ids, offsets, order: int64[N], int32[F·B+1], int32[N], output. ``order`` has the packed position of each id.
 
     Returns:
-        False if counts do not add up or a sample is not in the batch. Accesses stay within the arrays.
+        False if counts do not add up or a sample is not in the batch. Even then, all accesses are within the arrays.
     """
     num_ids, num_counts, num_samples, start = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     offsets[0] = 0
@@ -255,13 +258,13 @@ def unpack_ids(
 
 @kernel()
 def shrink_blocks(values: SealedF32x2, scaled: F32, halves: U16x2, scales: F32) -> None:
-    """Scales each block to ±κ and rounds it to float16, to nearest even.
+    """Scales each block of floats to ±κ, and rounds it to float16, to nearest, ties to even.
 
     Args:
         values: float32[R, W].
         scaled: scratch, float32[W].
-        halves: uint16[R, W], written: bits of float16.
-        scales: float32[R], written: the largest finite magnitude of each block.
+        halves: uint16[R, W], output: bits of float16.
+        scales: float32[R], output: the largest finite magnitude of each block.
     """
     bits, scaled_bits, scale_bits = values.view(np.uint32), scaled.view(np.uint32), scales.view(np.uint32)
     width = values.shape[1]
@@ -269,7 +272,7 @@ def shrink_blocks(values: SealedF32x2, scaled: F32, halves: U16x2, scales: F32) 
         largest = np.uint32(0)
         for i in range(width):
             largest = max(largest, np.uint32(bits[r, i] & np.uint32(_MAGNITUDE)))
-        scale_bits[r] = largest  # magnitudes have the order of their bits
+        scale_bits[r] = largest  # the bits of magnitudes have the same order as the magnitudes
         if largest >= np.uint32(_INFINITY):
             scales[r] = np.float32(0)
             for i in range(width):

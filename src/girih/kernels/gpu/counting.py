@@ -30,7 +30,7 @@ from girih.kernels.gpu.layout import (
 )
 
 NUM_FREE, ROWS_EVER, NUM_ROWS, ADDED = range(4)
-"""Entries of a shard's ``words``: free rows, rows ever made, rows with keys, keys ever added to the index."""
+"""Entries of a shard's ``words``: the numbers of free rows, rows ever made, rows with keys, keys added to the index."""
 _NUM_FREE, _ROWS_EVER, _NUM_ROWS, _ADDED = map(constexpr, range(4))
 _COLUMNS, _TABLE_ROWS, _LOOKUPS, _HITS, _NEW, _REFUSED, _UPDATES, _DROPPED = map(
     constexpr,
@@ -42,8 +42,8 @@ _COLUMNS, _TABLE_ROWS, _LOOKUPS, _HITS, _NEW, _REFUSED, _UPDATES, _DROPPED = map
 def _add(
     counters: tensor, table: tensor, first: tensor, last: tensor, counted: tensor, column: constexpr
 ) -> None:  # fmt: skip
-    """Adds the number of ``counted`` keys of each table to a column. ``first`` and ``last`` bound the tables."""
-    if first == last:  # nearly always, because keys of one table are adjacent: one atomic per program
+    """Adds the number of ``counted`` keys of each table to a column. All tables are between ``first`` and ``last``."""
+    if first == last:  # nearly always, as keys of a table are adjacent: one atomic per program
         tl.atomic_add(counters + first * _COLUMNS + column, tl.sum(counted.to(tl.int64)), sem="relaxed")
     else:
         tl.atomic_add(counters + table * _COLUMNS + column, counted.to(tl.int64), mask=counted, sem="relaxed")
@@ -60,7 +60,7 @@ def _tables_of(tables: tensor, i: tensor, mask: tensor) -> Any:
 def count_read(
     tables: tensor, is_new: tensor, admitted: tensor, takes: tensor, num_keys: tensor, counters: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Counts a read by tables, in ``counters``, int64[T, 16].
+    """Adds a read to the counters of tables, ``counters``, int64[T, 16].
 
     Args:
         is_new, admitted, takes: int32[U], 1 for keys without a row, for admitted keys, and for keys that get a row.
@@ -82,7 +82,10 @@ def count_read(
 def count_moved(
     tables: tensor, moving: tensor, refused: tensor, num_keys: tensor, counters: tensor, BLOCK: constexpr
 ) -> None:  # fmt: skip
-    """Counts a step by tables. Arguments: :func:`~girih.kernels.gpu.update.rows_to_move`, :func:`count_read`."""
+    """Adds a step to the counters of tables.
+
+    For the arguments see :func:`~girih.kernels.gpu.update.rows_to_move` and :func:`count_read`.
+    """
     i = items(BLOCK)
     mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
     table, first, last = _tables_of(tables, i, mask)
@@ -124,11 +127,11 @@ def _take_rows(ranks: tensor, words: tensor, n: tensor, BLOCK: constexpr) -> Non
 
 
 def number_rows(takes: Tensor, free: Tensor, words: Tensor, rows: Tensor) -> None:
-    """Gives each key with ``takes`` a row, in key order. Uses the rows that became free last, then new rows.
+    """Gives each key with ``takes`` a row, in key order. First uses the rows that became free last, then new rows.
 
     Args:
         takes: int32[U], 0 after the last key. free: int32[·], the free rows. words: int64[4], updated.
-        rows: int32[U], written for keys that take a row.
+        rows: int32[U], output for keys that take a row.
     """
     ranks = torch.cumsum(takes, 0, dtype=torch.int32)
     launch(_number_rows, len(takes), block_of(1024, len(takes)), takes, ranks, free, words, rows, len(takes))
@@ -155,7 +158,7 @@ def _read_meta(
 
 @dataclass(frozen=True)
 class Meta:
-    """Columns of R rows for eviction: ``tables``, ``last_used``, ``counts`` int32[R], ``stamps`` int64[R]."""
+    """The meta of R rows, for eviction: ``tables``, ``last_used``, ``counts``, int32[R], and ``stamps``, int64[R]."""
 
     tables: Tensor
     last_used: Tensor

@@ -1,12 +1,13 @@
 """Deduplicates ids on a GPU: the ids of a batch become unique keys, numbered in the order of their first occurrence.
 
-The kernel ``_claim`` lets every id find or take a slot of a scratch hash table; the first of equal ids wins the slot.
-A prefix sum over winners numbers them, independent of the order of execution. The kernel ``_number`` writes the keys
-and each id's number. The ids of one number, sorted, are the *terms* of its key's gradient (:func:`describe_terms`).
-If a key has very many terms, they are cut into pieces (:mod:`girih.kernels.gpu.gradients`).
+The kernel ``_claim`` finds or takes a slot of a scratch hash table for every id. The slot keeps the first of equal ids.
+A prefix sum over these first ids gives the numbers of the keys, regardless of the order of execution. The kernel
+``_number`` writes the keys, and the number of each id's key. The ids of one key, in their order, are the *terms* of the
+key's gradient (:func:`describe_terms`). If a key has very many terms, they are cut into pieces
+(:mod:`girih.kernels.gpu.gradients`).
 
-A *place* numbers the ids of a group's features, one feature after the other, in the group's order. A *position* is
-the index of an id in the batch.
+The *place* of an id is its number among the ids of a group's features, one feature after the other, in the group's
+order. The *position* of an id is its index in the batch.
 
 Shapes: F features of the group, B examples, n places, N positions, U unique keys, S slots.
 """
@@ -26,17 +27,14 @@ from girih.kernels.gpu.hashing import key_hash, scaled
 from girih.kernels.gpu.jit import SPARE, block_of, kernel, launch
 from girih.kernels.gpu.layout import items, load
 
-SLOTS_PER_ID = 2  # at least; half of the slots stay free
+SLOTS_PER_ID = 2  # the least number, so that at least half of the slots stay free
 _SPARE_MASK = constexpr(SPARE - 1)
 _SUM, _MEAN, _SQRTN = constexpr(0), constexpr(1), constexpr(2)
 
 
 @triton.jit
 def last_not_above(bounds: tensor, count: tensor, value: tensor, mask: tensor) -> Any:
-    """Returns the index of the last of ``count`` ascending ``bounds`` that is not above ``value``.
-
-    The first bound is 0.
-    """
+    """Returns the index of the last of ``count`` ascending ``bounds`` that is at most ``value``. Bound 0 is 0."""
     low = tl.zeros_like(value)
     high = tl.zeros_like(value) + count
     left = count
@@ -51,7 +49,7 @@ def last_not_above(bounds: tensor, count: tensor, value: tensor, mask: tensor) -
 
 @triton.jit
 def find_slots(positions_of: tensor, place: tensor, num_features: tensor, mask: tensor) -> Any:
-    """Returns the group's feature of each place, and the position of the place; see :func:`unique`."""
+    """Returns the feature and the position of each place; see :func:`unique`."""
     feature = last_not_above(positions_of, num_features, place, mask)
     shift = load(positions_of + num_features + feature, mask)
     return feature, place + shift
@@ -71,17 +69,17 @@ def _claim(
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
     while left > 0:
-        # a plain read may return an old 0, which costs a compare-and-swap, but never an old key
+        # A plain read may return an old 0, which only costs a compare-and-swap. It never returns an old key.
         seen = tl.load(slots + slot, mask=waiting, other=1)
         free = seen == 0
-        # other lanes use words after the table, and compare with a value that never occurs there
+        # Lanes without a key use words after the table, and compare with a value that never occurs in these words.
         swapped = tl.atomic_cas(
             slots + tl.where(free, slot, num_slots + (place & _SPARE_MASK)),
             tl.where(free, 0, -1),
             place + 1,
             sem="relaxed",
         )
-        entry = seen + swapped  # one of the two is 0
+        entry = seen + swapped  # at least one of the two is 0
         holder = tl.where(entry > 0, entry - 1, place)
         other, at = find_slots(positions_of, holder, num_features, waiting)
         other_id = load(ids + at, waiting)
@@ -122,13 +120,13 @@ def _number(
 
 @dataclass(frozen=True)
 class Unique:
-    """The unique keys of a group's ids. Every array has room for n, and U entries are valid.
+    """The unique keys of a group's ids. Every array has room for n keys, and U entries are valid.
 
     Attributes:
-        keys, tables, counts: int64[n], int32[n], int32[n]: the keys, and how often each occurs.
-        num_keys: int32[1], U.
-        numbers: int32[n], the number of the key of each place; inverse: int32[N], the number for each position of the
-            group.
+        keys, tables, counts: int64[n], int32[n], int32[n]: the keys, and the number of times that each occurs.
+        num_keys: int32[1], the number of unique keys, U.
+        numbers: int32[n], the key's number for each place.
+        inverse: int32[N], the key's number for each position of the group's features.
     """
 
     keys: Tensor
@@ -140,13 +138,13 @@ class Unique:
 
 
 def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
-    """Finds the unique keys of a group's ids. Waits for nothing.
+    """Finds the unique keys of a group's ids. Does not wait for the GPU.
 
     Args:
-        ids: int64[N] of the batch.
-        positions_of: int32[2F]: the first place of each feature, then the difference between its positions and its
-            places.
-        tables: int32[F], the table of each feature; features of one table are adjacent.
+        ids: int64[N], the ids of the batch.
+        positions_of: int32[2F], the first place of each feature, then for each feature the difference between its
+            positions and its places.
+        tables: int32[F], the table of each feature. Features of one table are adjacent.
         n: the number of places.
     """
     num_features, place = len(tables), ids.device
@@ -172,12 +170,12 @@ def unique(ids: Tensor, positions_of: Tensor, tables: Tensor, n: int) -> Unique:
 
 @dataclass(frozen=True)
 class BagTerms:
-    """The ids of each key, in their order, and the factors of their bags' gradients.
+    """The terms of each key's gradient: its ids in their order, and the factors of their bags' gradients.
 
     Attributes:
         starts: int32[n+1]: key u has the terms from ``starts[u]`` to ``starts[u+1]``.
-        features, examples, positions: int32[n]: for each term, in sorted order.
-        factors: float32[n], 1 if a bag is summed and its ids have no weights.
+        features, examples, positions: int32[n], the feature, example and position of each term.
+        factors: float32[n]. A factor is 1 if the bag is summed and its ids have no weights.
     """
 
     starts: Tensor
@@ -203,7 +201,7 @@ def _describe_terms(
     left = num_examples
     while (
         left > 1
-    ):  # the last bag that does not begin after the position; empty bags before it share its start
+    ):  # the last bag that does not begin after the position; empty bags before this bag have the same start
         middle = (example + behind) // 2
         below = load(offsets + first_bag + middle, mask) <= position
         example = tl.where(below, middle, example)
@@ -245,7 +243,7 @@ def describe_terms(
 
     Args:
         offsets: int32[·], the batch's bag bounds.
-        first_bags: int32[F], the start of each feature's bounds; modes: int32[F], the pooling of its bags.
+        first_bags: int32[F], the start of each feature's bounds. modes: int32[F], the pooling of its bags.
         weights: float32[N], or None if all are 1.
     """
     place = offsets.device
@@ -271,21 +269,21 @@ def _find_sections(
     known = i < tl.load(num_keys)
     key_id = load(keys + i, known)
     table = load(tables + i, known)
-    # the same as shards_of_keys in kernels/cpu/hashing.py; checkpoints depend on it
+    # The arithmetic must be the same as in shards_of_keys in kernels/cpu/hashing.py, because checkpoints depend on it.
     place = scaled(key_hash(key_id, table), tl.zeros_like(table) + num_places).to(tl.int32)
     behind = tl.zeros_like(table) + num_places * num_tables
     tl.store(sections + i, tl.where(known, place * num_tables + table, behind), mask=i < n)
 
 
 def route(unique_keys: Unique, num_places: int, num_tables: int) -> tuple[Tensor, Tensor]:
-    """Orders keys by owner, then by table, else in their previous order. Waits for nothing.
+    """Orders keys by owner and then by table, and otherwise keeps their order. Does not wait for the GPU.
 
     Args:
-        num_places: processes, with one shard each.
+        num_places: the number of processes, P. Each has one shard.
 
     Returns:
-        int64[n], the number of each key in that order; int64[P · T], the number of keys up to and including each
-        place and table.
+        The numbers of the keys in this order, int64[n]. And the number of keys up to and including each place and
+        table, int64[P · T].
     """
     n, there = len(unique_keys.keys), unique_keys.keys.device
     sections = torch.empty(n, dtype=torch.int32, device=there)

@@ -1,14 +1,14 @@
-"""The backward pass of pooling on a GPU: sums gradients of bags into gradients of keys.
+"""The backward pass of pooling on a GPU: sums the gradients of bags to the gradients of keys.
 
 A key's gradient is the sum of its terms' gradients (:class:`girih.kernels.gpu.dedup.BagTerms`), in the order of its
 ids in the batch. If a key has more than :data:`LONG` terms, they are first summed in up to :data:`MOST_PIECES`
 pieces, each by a separate program. The cuts depend only on the number of terms, so sums are reproducible.
 
-No row may move before all sums are known to be finite. So sums are usually written to an array, which the kernel that
-moves rows reads. That kernel forms the sums itself if a check of the gradients has shown that no sum can overflow
-(:class:`FusedInputs`).
+No row may be updated before all sums are known to be finite. So sums are usually written to an array, which the kernel
+that updates rows reads. If a check of the gradients has shown that no sum can overflow, this kernel forms the sums
+itself (:class:`FusedInputs`).
 
-Shapes: n ids of the group, U unique keys, F features, W columns of a row, D of a segment, S segments, Q pieces.
+Shapes: n ids of the group, U unique keys, F features, W columns of a row, D columns of a segment, S segments, Q pieces.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MAGNITUDE = constexpr(0x7FFF_FFFF)
 
 
 class Pieces:
-    """The cuts of the terms of keys that have very many terms.
+    """The pieces into which the terms of keys are cut that have very many terms.
 
     Attributes:
-        starts: int32[n+1]: key u has the pieces from ``starts[u]`` to ``starts[u+1]``; no piece if it has few terms.
-        most: the maximum number of all pieces.
+        starts: int32[n+1]: key u has the pieces from ``starts[u]`` to ``starts[u+1]``. A key with few terms has none.
+        most: the maximum number of pieces of all keys.
     """
 
     def __init__(self, counts: Tensor) -> None:
@@ -54,11 +54,11 @@ class Sources:
     """The addresses of the gradients of one segment's outputs.
 
     Attributes:
-        described: int64[4, F], for each feature: the address of the first example's pooled gradient; the bytes from
-            one example to the next; the address of the unpooled gradient of position 0; the bytes from one position
-            to the next. Addresses without a gradient are 0.
-        pooled, whole: whether there are pooled gradients, and unpooled gradients.
-        aligned: whether all addresses are multiples of 16 bytes.
+        described: int64[4, F], for each feature: the address of the pooled gradient of the first example, the bytes
+            from one example to the next, the address of the unpooled gradient of position 0, and the bytes from one
+            position to the next. The address is 0 if there is no gradient.
+        pooled, whole: True if there are pooled gradients, and if there are unpooled gradients.
+        aligned: True if all addresses are multiples of 16 bytes.
     """
 
     described: Tensor
@@ -69,15 +69,15 @@ class Sources:
 
 @dataclass(frozen=True)
 class FusedInputs:
-    """Inputs of the kernel that moves rows and sums gradients itself.
+    """The inputs of the kernel that sums gradients and updates rows.
 
     Attributes:
         terms, pieces: the ids of each key.
-        sources: for each segment, the gradients of its outputs; lent: the tensors of these gradients, which must stay
+        sources: the gradients of the outputs of each segment. lent: the tensors of these gradients, which must stay
             alive.
         sums: for each segment, float32[Q, D], the sums of pieces.
-        largest: int32[1]: the largest magnitude of a gradient, as the bits of a float32. If it is above ``limit``, a
-            sum may overflow, and all sums are in the array.
+        largest: int32[1], the largest magnitude of a gradient, as the bits of a float32. If it is above ``limit``, a
+            sum may overflow, and all sums are already in the array of gradients.
     """
 
     terms: BagTerms
@@ -154,7 +154,7 @@ def summed(
     pieces: tensor, sums: tensor, key: tensor, mask: tensor, column: tensor, dim: tensor, POOLED: constexpr, WHOLE: constexpr,
     ALIGNED: constexpr, COLUMNS: constexpr, KEYS: constexpr,
 ) -> Any:  # fmt: skip
-    """Returns the gradients of keys, float32[KEYS, COLUMNS]; 0 if ``mask`` is false."""
+    """Returns the gradients of keys, float32[KEYS, COLUMNS], or 0 if ``mask`` is false."""
     start = load(starts + key, mask)
     count = load(starts + key + 1, mask) - start
     first_piece = load(pieces + key, mask)
@@ -202,20 +202,20 @@ def _sum_terms(
 def _find_largest(gradients: tensor, largest: tensor, amount: tensor, BLOCK: constexpr) -> None:
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     found = load(gradients + i, i < amount)
-    # magnitudes are ordered like their bits, with infinity and NaN after all others
+    # The bits of magnitudes have the order of the magnitudes, with infinity and NaN after all numbers.
     tl.atomic_max(largest, tl.max(found.to(tl.int32, bitcast=True) & _MAGNITUDE), sem="relaxed")
 
 
 def find_largest(gradients: Sequence[Tensor], largest: Tensor) -> None:
-    """Raises ``largest``, int32[1], to the bits of the largest magnitude among gradients, float32 and contiguous."""
+    """Increases ``largest``, int32[1], to the bits of the largest magnitude in gradients, float32 and contiguous."""
     for each in gradients:
         launch(_find_largest, each.numel(), block_of(4096, each.numel()), each, largest, each.numel())
 
 
 def safe_limit(num_terms: int) -> int:
-    """Returns the bits of the largest safe float32.
+    """Returns the bits of the largest safe magnitude, a float32.
 
-    ``num_terms`` gradients up to this magnitude, with factors of at most 1, have a finite sum.
+    The sum of ``num_terms`` gradients up to this magnitude, with factors of at most 1, is finite.
     """
     return int(np.float32(2.0**126 / max(1, num_terms)).view(np.int32))
 
@@ -260,10 +260,10 @@ def sum_terms(
     """Sums the gradients of keys for one segment. For keys with very many terms, adds the sums of their pieces.
 
     Args:
-        totals: float32[n, W]; the segment's columns are written.
-        nonfinite: int32[1], raised to the number of a key whose gradient is NaN or infinite, if there is one.
-        largest, limit: see :class:`FusedInputs`. Does nothing if the kernel that moves rows forms the sums. None
-            always sums.
+        totals: float32[n, W], output. Only the segment's columns are written.
+        nonfinite: int32[1], increased to the number of a key whose gradient is NaN or infinite, if there is one.
+        largest, limit: see :class:`FusedInputs`. The call does nothing if the kernel that updates rows forms the sums.
+            With None, the call always forms the sums.
     """
     columns = columns_of(dim)
     launch(

@@ -1,4 +1,4 @@
-"""64-bit hashing on a GPU: the functions of :mod:`girih.kernels.cpu.hashing`, bit for bit."""
+"""64-bit hashing on a GPU. Results are the same bits as in :mod:`girih.kernels.cpu.hashing`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECOND = constexpr(0x94D0_49BB_1331_11EB)
 
 @triton.jit
 def as_uint64(x: tensor) -> Any:
-    """Returns an integer tensor as uint64, with the bits of its int64."""
+    """Converts an integer tensor to int64, and returns the bits as uint64."""
     return x.to(tl.int64).to(tl.uint64, bitcast=True)
 
 
@@ -37,7 +37,7 @@ def stream(seed: tensor, number: tensor) -> Any:
 
 @triton.jit
 def scaled(h: tensor, n: tensor) -> Any:
-    """Returns the upper 32 bits of a hash, spread evenly over 0 … n-1, as int64."""
+    """Returns the upper 32 bits of a hash, scaled evenly to 0 … n-1, as int64."""
     return (((h >> 32) * as_uint64(n)) >> 32).to(tl.int64)
 
 
@@ -55,7 +55,7 @@ def word16(h: tensor, number: tensor) -> Any:
 
 @triton.jit
 def key_hash(key_id: tensor, table: tensor) -> Any:
-    """Returns 64 bits of a key: an int64 and a table's number."""
+    """Returns the 64-bit hash of a key, which is an int64 id and a table's number."""
     start = stream(as_uint64(table), tl.zeros_like(table))
     return mix(start ^ mix(as_uint64(key_id)))
 
@@ -128,9 +128,9 @@ def initial_values(
     """Returns the initial values of columns of one segment, float32[K, C].
 
     Args:
-        key_id, seed: int64[K, 1], uint64[K, 1] of table and segment.
-        kind, first, second: int64, float64, float64[K, 1]: the initializer and its options.
-        column: int32[1, C], within the segment.
+        key_id: int64[K, 1]. seed: uint64[K, 1], the seed of the key's table and the segment.
+        kind, first, second: int64[K, 1], float64[K, 1], float64[K, 1]: the initializer and its options.
+        column: int32[1, C], the columns' numbers within the segment.
     """
     base = mix(as_uint64(key_id) + seed)
     own = uniform01(stream(base, column))

@@ -1,10 +1,9 @@
-"""The index of a shard in GPU memory: an exact map from key to row.
+"""The index of a shard in GPU memory: an exact map from key to row, by open addressing with linear probing.
 
-It uses open addressing with linear probing, 8 bytes per slot.
-
-A slot is free (0), was left (:data:`LEFT`, until the index is rebuilt), or holds 31 bits of the key's hash and its
-row's number + 1. The row's record holds the key itself, which decides. Keys of a call are unique, so new keys compete
-only for free slots. One key takes the slot, and the others continue. Growth builds a new index from the records.
+A slot has 8 bytes. It is free (0), or its key was removed (:data:`LEFT`, until the index is rebuilt), or it has 31 bits
+of a key's hash and the row's number + 1. Keys with equal bits are told apart by the keys in the rows' records. Keys of
+a call are unique, so new keys compete only for free slots. One key takes the slot, and the remaining keys continue.
+Growth builds a new index from the records.
 
 Shapes: C slots, a power of two; U keys.
 """
@@ -63,7 +62,7 @@ def insert_rows(
     row: tensor,
     mask: tensor,
 ) -> None:
-    """Adds keys that are not in the index. ``slots`` has :data:`SPARE` more words."""
+    """Adds keys that are not in the index. ``slots`` has :data:`SPARE` words after the index."""
     hashed = key_hash(key_id, table)
     tag = (hashed & _TAG_MASK).to(tl.int64)
     slot = (hashed >> 31).to(tl.int64) & (num_slots - 1)
@@ -71,7 +70,7 @@ def insert_rows(
     waiting = mask
     left = tl.sum(waiting.to(tl.int32))
     while left > 0:
-        # idle lanes use words after the slots, and compare with a value that never occurs there
+        # Idle lanes use words after the slots, and compare with a value that never occurs in these words.
         found = tl.atomic_cas(
             slots + tl.where(waiting, slot, num_slots + (key_id & _SPARE_MASK)),
             tl.where(waiting, 0, LEFT).to(tl.int64),

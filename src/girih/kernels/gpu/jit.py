@@ -1,8 +1,7 @@
-"""Triton for this package: compiled for a GPU, or interpreted on the CPU if ``TRITON_INTERPRET=1`` is set.
+"""Runs Triton kernels: compiled for a GPU, or interpreted on the CPU if ``TRITON_INTERPRET=1`` is set.
 
 Interpreted kernels take torch's CPU tensors, run one program after the other, and give the same results as compiled
-kernels. Tests use them without a GPU. Each interpreted program processes more items, because each program costs
-Python time.
+kernels. Tests use them without a GPU. Each program costs Python time, so interpreted programs process more items.
 """
 
 from __future__ import annotations
@@ -24,23 +23,24 @@ VARYING = (
     "n", "step", "call", "num_slots", "rows_ever", "num_rows", "num_bags", "first_bag", "first", "num_ids", "num_examples",
     "num_features", "most_keys", "scratch", "amount", "limit",
 )  # fmt: skip
-"""Kernel arguments that change from step to step. Triton must not compile again if one is 1, or a multiple of 16."""
+"""Kernel arguments that change from step to step. Triton must not compile again if a value is 1 or a multiple of 16."""
 
 SPARE = 1 << 12
-"""The number of words after a hash table, a power of two, for lanes without a key.
+"""The number of additional words after a hash table, for lanes without a key. A power of two.
 
-``tl.atomic_cas`` takes no mask, and lanes that share one word would wait for each other.
+``tl.atomic_cas`` has no mask, so lanes without a key must access some word. Lanes that share one word would wait for
+each other.
 """
 
 EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
-"""Options that round multiplication and addition separately and keep subnormal numbers, as in CPU kernels."""
+"""Compiler options. Multiplication and addition round separately, and subnormal numbers are kept, as in CPU kernels."""
 
 kernel: Any = triton.jit(do_not_specialize=VARYING)
-"""Marks a kernel that :func:`launch` runs."""
+"""The decorator of kernels that :func:`launch` runs."""
 
 _EXACT = {} if INTERPRETED else EXACT
 _ONE_AT_A_TIME: AbstractContextManager[Any] = threading.Lock() if INTERPRETED else nullcontext()
-"""While the interpreter runs a kernel, it replaces functions of ``triton.language`` in all threads."""
+"""A lock, because the interpreter replaces functions of ``triton.language`` in all threads while it runs a kernel."""
 
 
 def _quicken() -> None:
@@ -52,7 +52,7 @@ def _quicken() -> None:
 
     whole, none = (getattr(interpreter, name, None) for name in ("_patch_lang", "_LangPatchScope"))
     if whole is None or none is None:
-        return  # another version of Triton: keep its speed
+        return  # another version of Triton, which stays slower
 
     def patch(function: Any) -> Any:
         used = [each for each in function.__globals__.values() if each is tl or each is tl.core]
@@ -79,14 +79,14 @@ def device(number: int | None = None) -> torch.device:
 
 
 def chosen(device: torch.device) -> AbstractContextManager[object]:
-    """Makes Triton launch on a device. By default, Triton uses torch's current device, often the first."""
+    """Returns a context in which Triton launches on a device. By default, Triton uses torch's current device."""
     if INTERPRETED or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
 
 
 def launch(kernel: Any, num_items: int, block: int, *arguments: Any, **options: Any) -> None:
-    """Runs a kernel on ``num_items``, with ``block`` items per program. The kernel receives this number as ``BLOCK``.
+    """Runs a kernel on ``num_items`` items, with ``block`` items per program. The kernel gets ``block`` as ``BLOCK``.
 
     The kernel runs on the device of its tensors. The first argument must be a tensor.
     """
@@ -96,15 +96,15 @@ def launch(kernel: Any, num_items: int, block: int, *arguments: Any, **options: 
 
 
 def block_of(compiled: int, num_items: int) -> int:
-    """Returns the number of items per program, ``compiled`` on a GPU.
+    """Returns the number of items per program. On a GPU it is ``compiled``.
 
-    The interpreter uses some dozens of programs, because each program costs Python time.
+    The interpreter gets a larger number, so that it runs only some dozens of programs. Each costs Python time.
     """
     return max(1024, columns_of(triton.cdiv(num_items, 32))) if INTERPRETED else compiled
 
 
 def aligned(*num_bytes: int) -> bool:
-    """Returns whether all are multiples of 16 bytes, see :func:`girih.kernels.gpu.layout.columns_at`."""
+    """Returns whether all numbers are multiples of 16, see :func:`girih.kernels.gpu.layout.columns_at`."""
     return not any(each % 16 for each in num_bytes)
 
 
@@ -114,5 +114,5 @@ def columns_of(width: int) -> int:
 
 
 def rows_at_once(width: int, elements: int = 1024) -> int:
-    """Returns the number of rows of a program that works on tiles of rows of ``width`` columns."""
+    """Returns the number of rows per program for kernels on tiles of rows with ``width`` columns."""
     return max(1, (16 * elements if INTERPRETED else elements) // columns_of(width))

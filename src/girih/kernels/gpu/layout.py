@@ -1,12 +1,12 @@
 """The layout of a record in GPU memory, the same as in :mod:`girih.kernels.cpu.layout`, as constants for kernels.
 
-A record has the CPU's words, so a row moves between CPU and GPU by a plain copy. Only two words have another meaning.
-The CPU has a row's neighbours in a list there, and a GPU has the row's *stamp*. The stamp is the moment of its last
-use, an int64 that only grows. Its upper half is the number of the call. Then come a bit for rows that the call made,
-and the index of the key in the call.
+A record has the same words as on the CPU, so a row is copied between CPU and GPU without conversion. Only two words
+have another meaning. On the CPU they have the row's neighbours in a list. On a GPU they have the row's *stamp*, which
+is the moment of its last use, an int64 that only grows. Its upper half is the number of the call. The lower half has a
+bit for rows that the call made, and the index of the key in the call.
 
-Rows are in chunks of 2^``CHUNK_BITS`` records of ``STRIDE`` words. ``chunks``, int64[·], has the address of each
-chunk.
+Rows are in chunks of 2^``CHUNK_BITS`` records of ``STRIDE`` words. ``chunks``, int64[·], has the addresses of the
+chunks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from girih.kernels.gpu.jit import kernel
 ID, TABLE, LAST_USED, COUNT, VERSION, VALUES = map(
     constexpr, (0, at.TABLE, at.LAST_USED, at.COUNT, at.VERSION, at.VALUES)
 )
-STAMP = constexpr(at.NEWER)  # two words
+STAMP = constexpr(at.NEWER)  # the first of the stamp's two words
 FLOAT32, BFLOAT16, NO_ROW = map(constexpr, (at.FLOAT32, at.BFLOAT16, at.NO_ROW))
 STRIDE_WORDS = 8  # a record begins at a multiple of 32 bytes, the cache sector of a GPU
 
@@ -41,13 +41,13 @@ def items(BLOCK: constexpr) -> Any:
 
 @triton.jit
 def load(pointer: tensor, mask: tensor) -> Any:
-    """Returns the values at pointers; 0 if ``mask`` is false."""
+    """Returns the values at pointers, or 0 if ``mask`` is false."""
     return tl.load(pointer, mask=mask, other=0)
 
 
 @triton.jit
 def record(chunks: tensor, row: tensor, mask: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr) -> Any:
-    """Returns the address of each row's record, int64; 0 if ``mask`` is false."""
+    """Returns the address of each row's record, int64, or 0 if ``mask`` is false."""
     number = row.to(tl.int64)
     base = load(chunks + (number >> CHUNK_BITS), mask)
     return base + (number & ((1 << CHUNK_BITS) - 1)) * (4 * STRIDE)
@@ -82,9 +82,9 @@ def columns_at(address: tensor, column: tensor, DTYPE: constexpr, ALIGNED: const
     """Returns pointers to columns, int32[1, C], of rows at addresses, int64[K]: to float32, or to 16 bits.
 
     Args:
-        ALIGNED: addresses of rows and the bytes of their columns are multiples of 16. A thread then moves 16 bytes at
-            once. The compiler cannot infer this for addresses from memory or for the number of columns: see
-            :func:`whole_vectors`.
+        ALIGNED: True if the addresses of rows and the bytes of their columns are multiples of 16. Then a thread copies
+            16 bytes in one operation. The compiler cannot infer the alignment of addresses that are read from memory,
+            or of the number of columns. See :func:`whole_vectors`.
     """
     if DTYPE == FLOAT32:
         place = floats_at(address)[:, None] + column
@@ -98,7 +98,7 @@ def columns_at(address: tensor, column: tensor, DTYPE: constexpr, ALIGNED: const
 
 @triton.jit
 def whole_vectors(dim: tensor, DTYPE: constexpr, ALIGNED: constexpr) -> Any:
-    """Returns ``dim``, for the compiler a multiple of 16 bytes if rows are ``ALIGNED``; see :func:`columns_at`."""
+    """Returns ``dim``. If rows are ``ALIGNED``, the compiler sees a multiple of 16 bytes; see :func:`columns_at`."""
     if ALIGNED:
         NUMBERS: constexpr = 4 if DTYPE == FLOAT32 else 8
         tl.device_assert(dim % NUMBERS == 0)
@@ -121,10 +121,9 @@ def copy_words(
 ) -> None:  # fmt: skip
     """Copies the words after the meta of records, int32[K], to ``values``, int32[K, V - 8].
 
-    ``FILLS`` copies in the other direction.
-
     Args:
-        NUMBERED: 1 copies whole records to int32[K, 1 + V]: the number of each, then its words. Else 0.
+        FILLS: 1 copies in the other direction, else 0.
+        NUMBERED: 1 copies whole records to int32[K, 1 + V], each after its number, else 0.
     """
     i = items(BLOCK)
     mask = i < n

@@ -1,9 +1,11 @@
-"""Reads rows in GPU memory for training, which marks use and makes rows, and for evaluation, which changes nothing.
+"""Reads rows in GPU memory. A read for training marks rows as used and makes new rows. Evaluation changes nothing.
 
-A training read has several passes, so that no new key of a batch can push out a row of the same batch.
-:func:`read_known` finds the keys that have rows and marks them used. :func:`ask_admission` decides which other keys
-may have a row. Prefix sums give each key its row's number. :func:`make_rows` fills the rows in. Finally every key has
-the address of its columns: in its record, or among initial values if it has no row.
+A read for training has several passes, so that no new key of a batch can evict a row of the same batch.
+
+1. :func:`read_known` finds the keys that have rows, and marks the rows as used.
+2. :func:`ask_admission` decides for each remaining key whether it may get a row.
+3. Prefix sums give each of these keys a row number. :func:`make_rows` fills in the rows.
+4. Every key gets the address of its columns: in its record, or among initial values if it has no row.
 
 Shapes: U unique keys, T tables, S segments, W columns of a row.
 """
@@ -53,7 +55,7 @@ from girih.kernels.gpu.optimizers import begin_state
 from girih.kernels.gpu.rounding import narrow, widen
 
 _MOST = constexpr(2**31 - 1)
-_NEW = constexpr(1 << 31)  # in a stamp: rows that a call made are newer than rows that it read
+_NEW = constexpr(1 << 31)  # the bit of stamps that makes new rows newer than rows that the same call read
 _BY_COUNT, _BY_CHANCE = constexpr(at.ADMIT_MIN_COUNT), constexpr(at.ADMIT_PROBABILITY)
 _ADMISSION, _MIN_COUNT, _RULES = map(constexpr, (at.ADMISSION, at.MIN_COUNT, at.RULE_COLUMNS))
 _CELLS_START, _FIRST_BLOCK, _TOTAL_BLOCKS, _BLOCK_CELLS, _BLOOM = map(
@@ -68,13 +70,13 @@ def read_known(
     listed: tensor, call: tensor, rows: tensor, is_new: tensor, MARKS: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
     BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Finds the rows of keys. ``MARKS`` marks them as used and records which keys have no row.
+    """Finds the rows of keys. With ``MARKS``, marks the rows as used and records the keys without a row.
 
     Args:
-        num_keys: int32[1].
+        num_keys: int32[1], U.
         now: int64[T]: the step, or the second for tables that count in seconds.
-        listed: int32[T], whether a read makes a row of a table its newest; call: the number of the call, for stamps.
-        rows, is_new: int32[U], written.
+        listed: int32[T], 1 if a read makes a row the newest of its table. call: the number of the call, for stamps.
+        rows, is_new: int32[U], output.
     """
     i = items(BLOCK)
     mask = i < tl.load(num_keys)
@@ -99,13 +101,13 @@ def read_known(
 
 @triton.jit
 def stamp_of(call: tensor, place: tensor) -> Any:
-    """Returns the moment of a key's use. It is greater for later calls, and for later keys of one call."""
+    """Returns the stamp of a key's use. Stamps are greater for later calls, and for later keys of the same call."""
     return (tl.zeros_like(place).to(tl.int64) + call << 32) | place.to(tl.int64)
 
 
 @triton.jit
 def _cell(bloom: tensor, hashed: tensor, table: tensor, number: constexpr, mask: tensor) -> Any:
-    """Returns the index of one of a key's cells."""
+    """Returns the index of a key's ``number``-th Bloom cell."""
     own = bloom + table * _BLOOM
     total = tl.load(own + _TOTAL_BLOCKS, mask=mask, other=1)
     block_cells = tl.load(own + _BLOCK_CELLS, mask=mask, other=1)
@@ -119,10 +121,10 @@ def ask_admission(
     keys: tensor, tables: tensor, counts: tensor, num_keys: tensor, is_new: tensor, rules: tensor, bloom: tensor, cells: tensor,
     chances: tensor, seeds: tensor, step: tensor, admitted: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Writes which keys without a row may get one to ``admitted``, int32[U].
+    """Writes 1 to ``admitted``, int32[U], for each key without a row that may get a row.
 
-    :func:`add_sightings` adds the occurrences of this call after all keys were asked. So if two keys share cells,
-    neither sees the occurrences of the other in this call.
+    After this decision for all keys, :func:`add_sightings` adds the occurrences of this call. So if two keys share
+    Bloom cells, the occurrences of one key in this call do not count for the other key.
 
     Args:
         cells: int32[·], the counting Bloom filters of all tables.
@@ -156,7 +158,7 @@ def add_sightings(
     keys: tensor, tables: tensor, counts: tensor, num_keys: tensor, is_new: tensor, admitted: tensor, rules: tensor, bloom: tensor,
     cells: tensor, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Counts the occurrences of keys that were not admitted because they occurred too rarely."""
+    """Adds the occurrences of keys that were not admitted to the Bloom filters, in tables that admit by count."""
     i = items(BLOCK)
     mask = i < tl.load(num_keys)
     new = mask & (load(is_new + i, mask) != 0)
@@ -178,9 +180,9 @@ def make_rows(
     call: tensor, step: tensor, rows: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr, takes: tensor,
     BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Gives keys with ``takes`` the rows in ``rows``: adds them to the index and writes their meta.
+    """Makes the rows in ``rows`` for keys with ``takes``. Adds the keys to the index, and writes the rows' meta.
 
-    The caller must still write their values.
+    The caller must still write the rows' values.
     """
     i = items(BLOCK)
     mask = i < tl.load(num_keys)
@@ -207,16 +209,18 @@ def write_initial(
     OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, CHUNK_BITS: constexpr,
     STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Writes one segment's initial values.
+    """Writes the initial values of one segment.
 
-    They go to the records of new rows, with their state, and to ``scratch`` for keys without a row.
+    For new rows, the values and the optimizer state are written to the records. For keys without a row, the values are
+    written to ``scratch``.
 
     Args:
         takes: int32[U], 1 for keys whose row is new.
-        scratch: the address of U rows, one every ``row_bytes``, a multiple of 16, so that rows are aligned.
-        addresses: int64[U], written: the address of each key's columns.
+        scratch: the address of memory for U rows. The distance of rows is ``row_bytes``, a multiple of 16, so that
+            rows are aligned.
+        addresses: int64[U], output: the address of each key's columns.
         seeds, kinds, initializer_options: int64[T, S], int64[T, S], float64[T, S, 2].
-        hyper: float64[S, 8].
+        hyper: float64[S, 8], for the initial optimizer state.
     """
     i = items(BLOCK)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -251,7 +255,7 @@ def write_initial(
         else:
             halves = narrow(values, 0, DTYPE, True)
             tl.store(place, halves, mask=inside)
-            values = widen(halves, DTYPE)  # the state starts from the rounded row
+            values = widen(halves, DTYPE)  # the initial optimizer state is computed from the rounded row
         if STATE_WIDTH > 0:
             state = floats_at(own + 4 * (state_start - VALUES))[:, None]
             begin_state(values, state, hyper + 8 * segment, dim, column, new[:, None], OPTIMIZER, STATE_WIDTH)

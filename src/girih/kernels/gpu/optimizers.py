@@ -1,8 +1,7 @@
 """The sparse optimizers on a GPU, on tiles of rows.
 
-Arithmetic is the same as in :mod:`girih.kernels.cpu.optimizers`, in the same order.
-
-Division and square root are rounded to nearest. Shapes: K rows of a program, C columns, at least a segment's D.
+Arithmetic is the same as in :mod:`girih.kernels.cpu.optimizers`, in the same order. Division and square root are
+rounded to nearest. Shapes: K rows of a program, C columns of a tile, at least the D columns of a segment.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ def updated(
     """Returns the columns of rows after one step, float32[K, C]. Updates their state in place.
 
     Args:
-        row, gradient: float32[K, C]; columns from ``dim`` on are 0 and unused.
+        row, gradient: float32[K, C]. Columns from ``dim`` on are 0 and unused.
         state_address: int64[K], the address of the state of each row. ALIGNED: see
             :func:`girih.kernels.gpu.layout.columns_at`.
-        hyper: float64[8] of the segment: see each optimizer's ``hyper``.
-        column: int32[1, C]; rows: bool[K, 1], which rows exist.
+        hyper: float64[8], the hyperparameters of the segment, see each optimizer's ``hyper``.
+        column: int32[1, C]. rows: bool[K, 1], True for rows that exist.
     """
     mask = rows & (column < dim)
     WIDE: constexpr = ALIGNED and STATE_WIDTH > 1
@@ -86,7 +85,7 @@ def _adagrad(row: tensor, gradient: tensor, state: tensor, hyper: tensor, mask: 
     total = load(state, mask) + g * g
     tl.store(state, total, mask=mask)
     root = tl.sqrt_rn(total) + eps
-    moves = root > 0  # eps = 0 and no gradient yet: nothing moves
+    moves = root > 0  # with eps = 0 and without a gradient so far, the row does not change
     return row - tl.where(moves, tl.div_rn(lr * g, tl.where(moves, root, 1.0)), 0.0)
 
 
@@ -105,7 +104,7 @@ def _rowwise_adagrad(
     squares = tl.sum(tl.where(mask, g * g, 0.0), axis=1)[:, None]
     width = tl.zeros_like(squares) + dim
     total = load(state_address, rows) + tl.div_rn(squares, width)
-    tl.debug_barrier()  # several threads may have read the single word of a row
+    tl.debug_barrier()  # wait until all threads have read the single word of a row
     tl.store(state_address, total, mask=rows)
     root = tl.sqrt_rn(total) + eps
     moves = root > 0
@@ -166,13 +165,13 @@ def begin_state(
         if OPTIMIZER == ADAM or OPTIMIZER == FTRL:
             tl.store(state + dim, start, mask=mask)
         if OPTIMIZER == FTRL:
-            tl.debug_barrier()  # settle reads n, which other threads may have written
+            tl.debug_barrier()  # settle reads n, which other threads write
             settle(row, state, hyper, dim, mask)
 
 
 @triton.jit
 def settle(row: tensor, state: tensor, hyper: tensor, dim: tensor, mask: tensor) -> None:
-    """Adapts FTRL's z to rows that were set from outside. n stays."""
+    """Adapts FTRL's z to rows that were set from outside. n does not change."""
     alpha, beta = _number(hyper, 0), _number(hyper, 1)
     l1, l2 = _number(hyper, 2), _number(hyper, 3)
     n = load(state + dim, mask)

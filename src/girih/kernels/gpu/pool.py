@@ -2,11 +2,12 @@
 
 Modes and weights are the same as in :mod:`girih.kernels.cpu.pool`.
 
-Rows are read in place by their addresses. :func:`pool_short` has several bags per program, and reads each bag id by
-id. :func:`pool_long` has one bag per program, and reads many ids at a time. Both sum in a fixed order.
-:func:`weigh_short` and :func:`weigh_long` work in the same ways.
+Rows are read in place by their addresses. In :func:`pool_short`, a program pools several bags, each bag id by id. In
+:func:`pool_long`, a program pools one bag, many ids at a time. Both sum in a fixed order. :func:`weigh_short` and
+:func:`weigh_long` divide the work in the same ways.
 
-Shapes: B examples, P features of an output, N ids of the batch, U unique keys, W columns of a row, D of an output.
+Shapes: B examples, P features of an output, N ids of the batch, U unique keys, W columns of a row, D columns of an
+output.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from girih.kernels.gpu.layout import items, load, whole_vectors
 from girih.kernels.gpu.lookup import load_columns
 
 SHORT_BAG = 16
-"""The maximum number of ids in a bag for several bags per program."""
+"""The maximum number of ids in a short bag. A program pools several short bags."""
 _LENGTHS = constexpr(SHORT_BAG + 1)
 
 
 def short_factors(modes: NDArray[Any]) -> NDArray[np.float32]:
-    """Returns the factor of a short bag's sum by feature and number of ids, float32[P, SHORT_BAG + 1].
+    """Returns a table of the factors of short bags' sums, by feature and number of ids, float32[P, SHORT_BAG + 1].
 
-    The factor is 1, 1/n or 1/√n, the same as in ``bag_scale``. Without this table, a division and a root for each bag
+    The factor is 1, 1/n or 1/√n, the same as in ``bag_scale``. Without the table, a division and a root for each bag
     would be half of the arithmetic for short bags.
     """
     length = np.maximum(np.arange(SHORT_BAG + 1, dtype=np.float32), np.float32(1))
@@ -61,10 +62,10 @@ def pool_short(
     """Pools short bags.
 
     Args:
-        addresses: int64[U] of each key's columns; first_byte: the start of the segment's columns.
-        inverse: int32[N]; offsets: int32[·], the batch's bag bounds; weights: float32[N].
-        bags: int32[P]: the start of each feature's bounds. factors: float32[P, ·], see :func:`short_factors`.
-        out: float32[B · P, D]; ``num_bags`` bags are written, from ``first_bag`` on.
+        addresses: int64[U], the address of each key's columns. first_byte: the start of the segment's columns.
+        inverse: int32[N], the key of each id. offsets: int32[·], the batch's bag bounds. weights: float32[N].
+        bags: int32[P], the start of each feature's bounds. factors: float32[P, ·], see :func:`short_factors`.
+        out: float32[B · P, D], output. ``num_bags`` bags are written, from ``first_bag`` on.
     """
     own = items(BLOCK)
     mask = own < num_bags
@@ -94,7 +95,7 @@ def pool_long(
 ) -> None:  # fmt: skip
     """Pools one bag per program, ``AT_ONCE`` ids at a time.
 
-    Arguments are the same as in :func:`pool_short`, except ``modes``, int32[P]: the poolings.
+    Arguments are the same as in :func:`pool_short`. In addition, ``modes``, int32[P], has the poolings.
     """
     bag = tl.program_id(0) + first_bag
     column = tl.arange(0, COLUMNS)[None, :]
@@ -126,8 +127,8 @@ def weigh_short(
     The gradient is the product of an id's columns and its bag's gradient, times the bag's factor.
 
     Args:
-        values: float32[U, W]; W is ``num_columns``.
-        gradients: float32[B · P, D]; inverse, offsets, bags, factors: the same as in :func:`pool_short`.
+        values: float32[U, W]. W is ``num_columns``.
+        gradients: float32[B · P, D]. inverse, offsets, bags, factors: the same as in :func:`pool_short`.
         out: float32[N], to which the gradients are added.
     """
     bag = items(BLOCK)
@@ -155,7 +156,7 @@ def weigh_long(
 ) -> None:  # fmt: skip
     """Adds the gradients of weights for one bag per program, ``AT_ONCE`` ids at a time.
 
-    Arguments are the same as in :func:`weigh_short`, except ``modes``, int32[P]: the poolings.
+    Arguments are the same as in :func:`weigh_short`. In addition, ``modes``, int32[P], has the poolings.
     """
     bag = tl.program_id(0)
     column = tl.arange(0, COLUMNS)[None, :]
@@ -180,7 +181,7 @@ def spread(
     addresses: tensor, inverse: tensor, out: tensor, first: tensor, num_ids: tensor, first_byte: tensor, dim: tensor,
     DTYPE: constexpr, ALIGNED: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Copies the columns of each id, unpooled: float32[num_ids, D] for the ids from ``first`` on."""
+    """Copies the columns of each id, unpooled, to float32[num_ids, D], starting at id ``first``."""
     own = items(BLOCK)
     mask = own < num_ids
     column = tl.arange(0, COLUMNS)[None, :]

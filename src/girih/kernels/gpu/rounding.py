@@ -22,7 +22,7 @@ _TOO_SMALL = constexpr(40)
 
 @triton.jit
 def widen(halves: tensor, DTYPE: constexpr) -> Any:
-    """Returns 16-bit columns, given by their bits as int16, as float32."""
+    """Converts 16-bit columns, given by their bits as int16, to float32."""
     if DTYPE == BFLOAT16:
         return (halves.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return halves.to(tl.float16, bitcast=True).to(tl.float32)
@@ -57,9 +57,9 @@ def _narrow_float16(magnitude: tensor, noise: tensor, NEAREST: constexpr) -> Any
 
 @triton.jit
 def narrow(values: tensor, noise: tensor, DTYPE: constexpr, NEAREST: constexpr) -> Any:
-    """Returns float32 columns as 16 bits, int16.
+    """Converts float32 columns to 16 bits, int16.
 
-    ``noise`` has 16 random bits per column, as int64. It is not read if ``NEAREST``.
+    ``noise`` has 16 random bits per column, as int64. With ``NEAREST``, noise is not used.
     """
     bits = values.to(tl.int32, bitcast=True)
     sign = (bits.to(tl.int64) >> 16) & 0x8000

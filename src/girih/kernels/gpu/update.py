@@ -1,6 +1,6 @@
-"""Writes rows in GPU memory: gradients through the optimizers, and values from outside.
+"""Changes rows in GPU memory: updates them by gradients, and sets them to given values.
 
-Shapes: U unique keys, W columns of a row, D of a segment, S segments.
+Shapes: U unique keys, W columns of a row, D columns of a segment, S segments.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def rows_to_move(
     slots: tensor, num_slots: tensor, chunks: tensor, keys: tensor, tables: tensor, num_keys: tensor, rows: tensor, words: tensor,
     refused: tensor, step: tensor, moving: tensor, CHUNK_BITS: constexpr, STRIDE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Writes the row of each key, and marks the row as moved in this step. Checks the hints in ``rows``.
+    """Finds the row of each key, and marks the row as updated in this step. Checks the hints in ``rows``.
 
     Args:
-        rows: int32[U], hints; words: see :mod:`girih.kernels.gpu.counting`.
-        refused: int32[1]: if it is not negative, the step is refused and no row moves.
-        moving: int32[U], written: -1 for keys without a row, and for all keys of a refused step.
+        rows: int32[U], hints. words: see :mod:`girih.kernels.gpu.counting`.
+        refused: int32[1]. If it is not negative, the step is refused and no row is updated.
+        moving: int32[U], output: -1 for keys without a row, and for all keys of a refused step.
     """
     i = items(BLOCK)
     mask = (i < tl.load(num_keys)) & (tl.load(refused) < 0)
@@ -83,9 +83,9 @@ def move_rows(
 
     Args:
         rows: int32[U], -1 for keys without a row.
-        hyper: float64[8] of the segment; seeds: int64[T], for random rounding.
-        gradients: float32[U, W]; W is ``num_columns``.
-        first_column, dim, state_start: the segment's columns in a row, and the first word of its state.
+        hyper: float64[8], the hyperparameters of the segment. seeds: int64[T], for random rounding.
+        gradients: float32[U, W]. W is ``num_columns``.
+        first_column, dim, state_start: the segment's first column, its number of columns, the first word of its state.
     """
     i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
@@ -106,7 +106,7 @@ def sum_and_move_rows(
     STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, POOLED: constexpr, WHOLE: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
     COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Moves rows like :func:`move_rows`, and sums the gradients here if no sum can overflow.
+    """Updates rows like :func:`move_rows`, and also sums the gradients if no sum can overflow.
 
     See :class:`girih.kernels.gpu.gradients.FusedInputs`.
     """
@@ -132,7 +132,7 @@ def _move(
     first_column: tensor, dim: tensor, state_start: tensor, i: tensor, mask: tensor, column: tensor, gradient: tensor,
     OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr,
 ) -> None:  # fmt: skip
-    """Makes the step on rows, int32[K], of the keys i if ``mask``, by gradients, float32[K, C]."""
+    """Makes one optimizer step on the rows, int32[K], of keys with true ``mask``, by gradients, float32[K, C]."""
     address = record(chunks, row, mask, CHUNK_BITS, STRIDE)
     SIZE: constexpr = 4 if DTYPE == FLOAT32 else 2
     start = address + 4 * VALUES + first_column * SIZE
@@ -160,7 +160,7 @@ def assign_rows(
     first_column: tensor, dim: tensor, state_start: tensor, OPTIMIZER: constexpr, DTYPE: constexpr,
     ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    """Sets one segment of rows to columns of ``source``, float32[U, W]. Optimizer state stays, and is adapted."""
+    """Sets one segment of rows to columns of ``source``, float32[U, W]. FTRL's state is adapted to the new values."""
     i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     inside = mask[:, None] & (column < dim)

@@ -1,6 +1,6 @@
-"""Queues of the rows that leave a table in GPU memory: the least used or the oldest.
+"""Queues of the rows that leave a table in GPU memory next: the least used or the oldest rows.
 
-They avoid a search of all rows each time.
+Without a queue, each eviction would search all rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LeastUsed:
     """The rows of one table in the order in which they leave: lowest count first, ties by last use, then by age.
 
     Args:
-        table: its number.
+        table: the table's number.
     """
 
     def __init__(self, memory: GpuMemory, table: int) -> None:
@@ -36,9 +36,9 @@ class LeastUsed:
         self._bound: Tensor | None = None
 
     def note(self, num_free: int) -> None:
-        """Records the row numbers that were taken off the free list, of which ``num_free`` are left.
+        """Records the row numbers that were taken off the free list since the last call.
 
-        Call it before other numbers are put on the list.
+        The list has ``num_free`` numbers left. Call this method before other numbers are put on the list.
         """
         if self._rows is None:
             return
@@ -51,7 +51,7 @@ class LeastUsed:
             self.forget()
 
     def first(self, wanted: int, step: int) -> Tensor:
-        """Returns the ``wanted`` least used rows, or fewer, that were not used in ``step``, int32[·].
+        """Returns the least used rows that were not used in ``step``, int32[·], at most ``wanted``.
 
         Waits for the GPU.
         """
@@ -68,7 +68,7 @@ class LeastUsed:
         return rows[:wanted]
 
     def _look(self, wanted: int, step: int, num_free: int, ever: int) -> None:
-        """Fills the queue from all rows, and sets the bound: None if the queue has all rows of the table."""
+        """Fills the queue from all rows, and sets the bound, which is None if the queue has all rows of the table."""
         meta = self._memory.meta_of(None)
         rows = torch.nonzero(meta.tables == self._table).squeeze(1)
         row_meta = meta.taken(rows)
@@ -85,7 +85,7 @@ class LeastUsed:
     def _below(self, step: int, ever: int) -> Tensor:
         """Returns the rows below the bound that may leave, in order.
 
-        All rows below the bound are the queue from now on, including rows that may not leave.
+        From now on, the queue has all rows below the bound, including rows that may not leave.
         """
         device = self._memory.device
         new = torch.arange(self._ever, ever, dtype=torch.int32, device=device)
@@ -104,7 +104,7 @@ class LeastUsed:
 
 
 def _uses(meta: counting.Meta) -> Tensor:
-    """Returns the numbers by which rows leave, before their age, int64[·]."""
+    """Returns the numbers that order the rows for eviction, int64[·]. Rows with equal numbers are ordered by age."""
     return meta.counts.long() * (1 << 31) + meta.last_used.long()
 
 
@@ -112,7 +112,7 @@ class Oldest:
     """The oldest rows of one table.
 
     Args:
-        table: its number.
+        table: the table's number.
     """
 
     def __init__(self, memory: GpuMemory, table: int) -> None:
@@ -128,7 +128,7 @@ class Oldest:
         """Returns the oldest rows and their meta. Waits for the GPU.
 
         Returns:
-            int32[·], at most ``count`` rows, and at least ``least`` if the table has that many.
+            int32[·], at most ``count`` rows. At least ``least`` rows, or all rows if the table has fewer.
         """
         rows, meta = self._unchanged(count)
         if len(rows) < least:
@@ -137,7 +137,7 @@ class Oldest:
         return rows, meta
 
     def _unchanged(self, count: int) -> tuple[Tensor, counting.Meta]:
-        """Returns the result of :meth:`first` from the queue alone. Drops used or left rows at its head."""
+        """Returns the result of :meth:`first` from the queue alone. First drops used or removed rows from its head."""
         asked, end = 2 * count, len(self._rows)
         while True:
             rows = self._rows[:asked]

@@ -1,8 +1,9 @@
-"""One shard's arrays in GPU memory, and their growth. Rows grow by more chunks, and the index is rebuilt.
+"""One shard's arrays in GPU memory, and their growth.
 
-Rows never move. When the index is half full, counting slots of removed keys, it is rebuilt from the records, twice as
-large if necessary. The rebuild is one pass over the records, and nothing else runs during it. The host knows upper
-bounds for the number of rows and index entries. So it waits for the GPU only if memory might run out.
+The memory of rows grows by additional chunks, so a row keeps its address. The index is rebuilt when it is half full.
+Slots of removed keys count as full. The rebuild is one pass over the records, and makes the index twice as large if
+necessary. Nothing else runs during the rebuild. The host knows upper bounds for the number of rows and index entries.
+So it waits for the GPU only if memory might run out.
 
 Shapes: V 32-bit words of a record, C slots of the index, T tables.
 """
@@ -42,20 +43,20 @@ class RecordSave(Protocol):
 
 _MOST_CHUNKS = 1 << 16
 _MOST_ROWS = 1 << 31
-_HEADROOM_BYTES = 1 << 30  # left for a step's memory other than rows
+_HEADROOM_BYTES = 1 << 30  # GPU memory that rows leave free for the other data of a step
 
 
 class RecordChunks:
     """The memory of records.
 
     Args:
-        num_words: V. chunk_bytes: the approximate size of a chunk. most_rows: limits the records; None limits them
-            only by memory.
+        num_words: the 32-bit words of a record, V. chunk_bytes: the approximate size of a chunk.
+        most_rows: the maximum number of records, or None if only the memory limits it.
         device: the device for the memory.
 
     Attributes:
         device: the device of the memory.
-        chunk_bits, stride: records of a chunk, as a power of two, and words from one record to the next.
+        chunk_bits: a chunk has 2 to this power records. stride: the words from one record to the next.
         chunks: int64[·], the address of each chunk.
     """
 
@@ -78,7 +79,7 @@ class RecordChunks:
         return 4 * self.stride
 
     def claim(self, rows: int) -> None:
-        """Claims chunks until ``rows`` fit, or until only the memory that a step needs is left."""
+        """Claims chunks until ``rows`` records fit, or until only the memory that a step needs is left."""
         size = self.record_bytes << self.chunk_bits
         while self.capacity < min(rows, self._most):
             if self.device.type == "cuda" and _free_bytes(self.device) < size + _HEADROOM_BYTES:
@@ -92,7 +93,7 @@ class RecordChunks:
             self._records.append(chunk)
 
     def copy(self, rows: Tensor, values: Tensor, *, fills: bool = False, numbered: bool = False) -> None:
-        """Copies records; see :func:`girih.kernels.gpu.layout.copy_words`. Launched on the current stream."""
+        """Copies records on the current stream; see :func:`girih.kernels.gpu.layout.copy_words`."""
         num_words = values.shape[1] - numbered
         width = jit.columns_of(num_words)
         jit.launch(
@@ -101,14 +102,14 @@ class RecordChunks:
         )  # fmt: skip
 
     def upto(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (first row, int32[·, V] of the rows of a chunk) for the first ``rows_ever`` rows."""
+        """Yields the first row number and the records, int32[·, V], of each chunk, for the first ``rows_ever`` rows."""
         for number, chunk in enumerate(self._records):
             first = number << self.chunk_bits
             if first < rows_ever:
                 yield first, chunk[: rows_ever - first]
 
     def close(self) -> None:
-        """Frees the memory when no stream uses it."""
+        """Frees the memory as soon as no stream uses it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._records.clear()
@@ -132,14 +133,14 @@ class GpuMemory(TableCounts):
         chunk_bits, stride, chunks: the attributes of ``rows``, for kernels.
         slots: int64[C + SPARE], the index.
         words: int64[4]: see :mod:`girih.kernels.gpu.counting`.
-        tables: int64[T, 16], counters by table, in the same columns as on the CPU.
+        tables: int64[T, 16], the counters of each table, in the same columns as on the CPU.
         cells: int32[·], the counting Bloom filters.
         free: int32[·], numbers of free rows; only the first ``words[NUM_FREE]`` are valid.
         calls: the number of calls that marked rows as used.
-        peeks: int64[2], keys that groups peeked at, and how many of them had no row.
+        peeks: int64[2], the number of keys that groups peeked at, and of those without a row.
         last_step: the largest step seen.
         lock: held while rows change.
-        saving: keeps records for a running save; None without a save.
+        saving: keeps records for a running save, or None without a save.
     """
 
     def __init__(self, row_layout: RowLayout, num_tables: int, options: Gpu) -> None:
@@ -196,7 +197,7 @@ class GpuMemory(TableCounts):
         if (are_few and self._ever + more > self.capacity) or 2 * (self._added + more) > self.num_slots:
             words = self.known()
             free = int(words[counting.NUM_FREE])
-            # also for the next calls, because the GPU may report this call only after them
+            # Claim memory for the next calls too, because the GPU may report this call only after them.
             self.rows.claim(min(self._ever + 3 * more - free, self._most_rows))
             if self.capacity < self._most_rows:
                 room = min(more, self.capacity - self._ever + free)
@@ -220,7 +221,7 @@ class GpuMemory(TableCounts):
         return counting.read_meta(self.chunks, chosen, self.chunk_bits, self.stride)
 
     def records(self, rows_ever: int) -> Iterator[tuple[int, Tensor]]:
-        """Yields (first row, int32[·, V] of the rows of a chunk) for the rows that were ever made."""
+        """Yields the first row number and the records, int32[·, V], of each chunk, for all rows ever made."""
         return self.rows.upto(rows_ever)
 
     @property
@@ -229,9 +230,9 @@ class GpuMemory(TableCounts):
         return self.saving is not None and self.saving.is_copying
 
     def keep(self, rows: Tensor) -> None:
-        """Keeps rows, int32[·] (-1 for none), for a running save. Waits for the GPU during a save.
+        """Copies rows, int32[·] (-1 for none), aside if a save is running. Waits for the GPU during a save.
 
-        Call it with the lock held, before the rows change.
+        Call it while you hold the lock, before the rows change.
         """
         if self.saving is not None:
             self.saving.keep(rows)
@@ -240,7 +241,7 @@ class GpuMemory(TableCounts):
         """Replaces all rows by records, int32[·, V], and builds their index.
 
         Args:
-            free: int32[·], the records without a key; num_rows: the number of records with a key.
+            free: int32[·], the numbers of the records without a key. num_rows: the number of records with a key.
 
         Raises:
             StorageFullError: there is no more memory.
@@ -249,7 +250,7 @@ class GpuMemory(TableCounts):
         self.rows.claim(rows_ever)
         if self.capacity < rows_ever:
             raise self.full()
-        # a table may have been loaded with more rows than its limit
+        # A loaded table may have more rows than its limit.
         self._most_rows = sum(map(max, self._bounds, self.rows_of_tables()))
         for first, chunk in self.records(rows_ever):
             part = records[first : first + len(chunk)]
@@ -261,14 +262,14 @@ class GpuMemory(TableCounts):
 
     @contextlib.contextmanager
     def changing(self, step: int = 0) -> Iterator[None]:
-        """Stores the step. Only one thread changes a shard at a time."""
+        """Locks the shard while it changes, and stores the step. Only one thread changes a shard at a time."""
         self.last_step = max(self.last_step, step)
         with self.lock:
             yield
 
     @contextlib.contextmanager
     def setting(self) -> Iterator[int]:
-        """Locks like :meth:`changing` while rows are set. Yields the step of the setting, and counts no reads."""
+        """Locks the shard like :meth:`changing` while rows are set. Yields the step of this change. Counts no reads."""
         with self.changing():
             before = self.tables[:, READS]
             yield min(self.last_step + 1, LAST_STEP)
@@ -281,7 +282,7 @@ class GpuMemory(TableCounts):
 
     @property
     def num_rows(self) -> int:
-        """Rows of all tables."""
+        """The number of rows of all tables."""
         return int(self.words[counting.NUM_ROWS])
 
     def table_counts(self) -> Longs:
@@ -292,7 +293,7 @@ class GpuMemory(TableCounts):
     def counts(self) -> Tensor:
         """Returns a copy of all counts on the device for :meth:`counters_of`, int64[16T + 6].
 
-        Waits for nothing.
+        Does not wait for the GPU.
         """
         return torch.cat([self.tables.reshape(-1), self.words, self.peeks])
 
@@ -337,7 +338,7 @@ class GpuMemory(TableCounts):
             self._added = int(words[counting.ADDED]) + since
 
     def full(self) -> StorageFullError:
-        """Returns the error for full memory."""
+        """Returns the error to raise if GPU memory is full."""
         return StorageFullError(
             f"GPU memory: no room for more than {self.capacity:,} rows of {4 * self.stride} bytes in this shard; bound the"
             " tables by max_rows, or use tiers = ['dram']"

@@ -1,8 +1,8 @@
 """The keys that have rows in GPU memory. Keys get rows when training reads them, and lose rows by expiry or eviction.
 
-A call decides in the order of its keys, like :class:`girih.store.rows.row_table.RowTable`. If no table can be full
-and no row can have expired, nothing here waits for the GPU. Queues (:mod:`girih.store.gpu.eviction`) give the rows
-that leave.
+A call makes its decisions in the order of its keys, like :class:`girih.store.rows.row_table.RowTable`. If no table can
+be full and no row can have expired, no method waits for the GPU. Queues (:mod:`girih.store.gpu.eviction`) select the
+rows that leave.
 
 Shapes: U unique keys, R rows ever made, T tables.
 """
@@ -34,7 +34,7 @@ class GpuRows:
 
     Args:
         kernels: the kernels for the shard's records.
-        clock: seconds since 1970, for tables whose rows expire after some seconds.
+        clock: returns seconds since 1970, for tables whose rows expire after some seconds.
     """
 
     def __init__(self, memory: GpuMemory, layout: RowLayout, kernels: RecordKernels, clock: Clock) -> None:
@@ -63,10 +63,11 @@ class GpuRows:
         """Marks rows as used. Makes rows for new keys that are admitted, or for all new keys if ``forced``.
 
         Returns:
-            int32[n], row numbers, -1 for none; int64[n], the address of each key's columns until the next call.
+            The row number of each key, int32[n], or -1 if the key has no row. And the address of each key's columns,
+                int64[n], which is valid until the next call.
 
         Raises:
-            StorageFullError: no memory for more rows. All keys before this point were served.
+            StorageFullError: there is no memory for more rows. All keys before this point were served.
         """
         memory = self._memory
         now = moments(self._rules, step, self._clock)
@@ -113,11 +114,11 @@ class GpuRows:
         return rows, self._kernels.begin(keys, rows, torch.zeros_like(rows))
 
     def find(self, keys: DeviceKeys) -> Tensor:
-        """Finds the rows of keys: int32[n], -1 for none."""
+        """Returns the row number of each key, int32[n], or -1 if the key has no row."""
         return self._find(keys, None, marks=False)[0]
 
     def drop(self, rows: Ints | Tensor) -> int:
-        """Removes rows and returns how many. Each row occurs once, and -1 stands for no row."""
+        """Removes rows and returns their number. Each row occurs once, and -1 stands for no row."""
         memory = self._memory
         there = rows if isinstance(rows, Tensor) else to_device(rows, memory.device)
         there = there[there >= 0].contiguous()
@@ -164,7 +165,7 @@ class GpuRows:
         return admitted
 
     def forget(self) -> None:
-        """Forgets all assumptions about tables, because their rows were replaced."""
+        """Forgets all bounds and queues of tables, because their rows were replaced."""
         self._most_rows[:] = at.UNLIMITED
         self._none_before[:] = np.iinfo(np.int64).min
         for oldest in self._oldest.values():
@@ -173,9 +174,9 @@ class GpuRows:
             queue.forget()
 
     def _bounded_by_rows(self, keys: DeviceKeys, admitted: Tensor, step: int) -> tuple[Tensor, int]:
-        """Keeps the admitted keys that bounded tables have room for.
+        """Returns the admitted keys that tables with a maximum number of rows have room for.
 
-        Also returns the number of rows that left for them.
+        Also returns the number of rows that left to make room.
         """
         memory, most = self._memory, self._rules[:, at.MAX_ROWS]
         if (self._most_rows + keys.most <= most)[self._bounded].all():
@@ -223,7 +224,7 @@ class GpuRows:
         return rows[: int(torch.cumprod(allowed.long(), 0).sum())]
 
     def _expire(self, now: Longs) -> None:
-        """Removes rows that were not used for too long, oldest first. Searches only if the oldest may have expired."""
+        """Removes rows that were not used for too long, oldest first. Skips tables where no row can have expired."""
         for table in self._expiring:
             latest, count = int(now[table]) - int(self._rules[table, at.TTL]), _AT_ONCE
             while latest > self._none_before[table]:

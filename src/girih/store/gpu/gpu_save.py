@@ -5,13 +5,14 @@
                         ▲ a verb writes here: it first copies the old record aside, once, in GPU memory
                         8 pieces of 16 MB ──► the thread puts them over its copies
 
-A step may change a record during the copy of its piece, and tear it. But each verb copies a record aside before it
-changes it, unless the host has seen its piece arrive. A record that was kept aside always counts, in any order of
-arrival. So steps do not wait for copies, and copies do not wait for steps. A verb waits only if all pieces aside are
-in use, until the thread has emptied one.
+A step may change a record while its piece is being copied, so the copy may mix old and new values. But each verb copies
+a record aside before it changes the record, unless the record's piece has already arrived on the host. A record that
+was copied aside always replaces the copy from its piece, in any order of arrival. So steps do not wait for copies, and
+copies do not wait for steps. A verb waits only if all pieces for records aside are in use, until the thread has emptied
+one piece.
 
-GPU memory: a byte per row, a byte per Bloom cell, 128 MB. On the host: the rows once more, a byte for each, 16 MB
-pinned.
+GPU memory: one byte per row, one byte per Bloom cell, and 128 MB. Host memory: a second copy of the rows, one byte per
+row, and 16 MB of pinned memory.
 
 Shapes: R rows ever made, V 32-bit words of a record, K rows of a piece.
 """
@@ -41,7 +42,10 @@ _PIECES_ASIDE = 8
 
 
 class _Aside(NamedTuple):
-    """Records that were copied aside: ``rows`` of int32[K, 1 + V], each after its number. Valid after the event."""
+    """Records that were copied aside: ``rows`` of int32[K, 1 + V]; each row has a record's number and the record.
+
+    The content is valid after the event.
+    """
 
     records: Tensor
     rows: int
@@ -49,18 +53,18 @@ class _Aside(NamedTuple):
 
 
 class GpuSave:
-    """A shard at the moment when this object was made, in transit to the host.
+    """The state of a shard at the moment when this object was created, being copied to the host.
 
-    Create it with the lock of the memory held, on the stream of the verbs.
+    Create the object while you hold the lock of the memory, on the stream of the verbs.
 
     Args:
-        host: an empty shard on the host. This object owns it and fills it in.
+        host: an empty shard on the host. This object owns the shard and fills it.
 
     Attributes:
-        num_bytes: the GPU memory that it takes.
+        num_bytes: the GPU memory that the save takes.
 
     Raises:
-        StorageFullError: not enough GPU memory.
+        StorageFullError: there is not enough GPU memory.
     """
 
     def __init__(self, memory: GpuMemory, host: Values) -> None:
@@ -68,7 +72,7 @@ class GpuSave:
         self._device, self._num_words = memory.device, host.layout.num_words
         words = memory.known()
         self._rows_ever = int(words[counting.ROWS_EVER])
-        self._records = list(memory.records(self._rows_ever))  # they never move
+        self._records = list(memory.records(self._rows_ever))  # chunks keep their addresses
         self._most = max(1, _PIECE_BYTES // (4 * memory.stride))
         num_cells = host.layout.num_cells
         aside = (self._most, 1 + self._num_words)
@@ -107,7 +111,7 @@ class GpuSave:
     def keep(self, rows: Tensor) -> None:
         """Copies rows aside, int32[·] (-1 for none), unless they were copied already. Waits for the GPU.
 
-        Call it before the rows change, with the lock of the memory held, on the stream that will change them.
+        Call it before the rows change, while you hold the lock of the memory, on the stream that will change them.
         """
         copied = self._num_copied
         if not self.is_copying or copied >= self._rows_ever or not len(rows):
@@ -143,7 +147,7 @@ class GpuSave:
             self._host.close()
 
     def _begin_host(self, num_rows: int) -> None:
-        """Fills in the parts whose size does not grow with the rows."""
+        """Copies the parts of the shard whose size does not grow with the number of rows."""
         memory, host = self._memory, self._host.memory
         host.grow_rows(self._rows_ever)
         arrays = host.arrays
@@ -157,7 +161,7 @@ class GpuSave:
         self._asides.put(_Aside(piece, len(rows), reached(self._device)))
 
     def _copy(self) -> None:
-        """Runs the thread's whole work."""
+        """Copies all records to the host. The thread runs this method."""
         on_stream = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         with on_stream:
             try:
@@ -189,7 +193,7 @@ class GpuSave:
         meta[:] = records
 
     def _take_asides(self) -> None:
-        """Writes the records kept until now over earlier copies. Later copies skip them."""
+        """Writes the records that were copied aside until now over earlier copies. Later copies skip these records."""
         for _ in range(self._asides.qsize()):
             piece, num_rows, ready = self._asides.get()
             if self._stream is not None and ready is not None:
@@ -200,7 +204,7 @@ class GpuSave:
             self._kept_there[records[:, 0]] = True
 
     def _staged(self, there: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-        """Returns a copy on the host of int32[K, ·]. The next call overwrites it."""
+        """Returns a copy of int32[K, ·] on the host. The next call overwrites the copy."""
         staged = self._pinned[: there.numel()].view(there.shape)
         staged.copy_(there, non_blocking=True)
         if self._stream is not None:
@@ -208,7 +212,7 @@ class GpuSave:
         return staged.numpy()
 
     def _end_copying(self) -> None:
-        """Lets verbs keep no more records. Returns when no stream uses the memory of kept records."""
+        """Stops verbs from copying records aside. Waits until no stream uses the memory of these records."""
         self.is_copying = False
         self._room.put(None)
         with self._memory.lock:
@@ -220,7 +224,7 @@ class GpuSave:
         self.num_bytes = 0
 
     def _link(self) -> None:
-        """Builds the lists of tables from the rows' stamps, which are stored in the words of list neighbours."""
+        """Builds the lists of tables from the rows' stamps, which are in the record words for list neighbours."""
         arrays, listed = self._host.memory.arrays, np.flatnonzero(self._host.layout.listed)
         meta = arrays.meta[: self._rows_ever]
         stamps, tables = arrays.keys[: self._rows_ever, STAMP.value // 2], meta[:, at.TABLE]
@@ -234,7 +238,7 @@ class GpuSave:
 
 
 def _as_bytes(cells: Tensor) -> Tensor:
-    """Returns a copy of cells, int32[·], as uint8[·] like on the host. Converts in parts to save memory."""
+    """Returns a copy of cells, int32[·], as uint8[·], the format on the host. Converts in parts to save memory."""
     out = torch.empty(len(cells), dtype=torch.uint8, device=cells.device)
     for start in range(0, len(cells), _PIECE_BYTES):
         part = slice(start, start + _PIECE_BYTES)

@@ -1,11 +1,12 @@
 """Values of a shard's rows in slots of GPU memory, and their transfer from and to the host.
 
-If a batch needs a row's values, they are brought into a slot. They stay there while the row is hot, or until other
-rows need the slot. A slot is not needed by others before the batch after the next is prepared. Before the slot is
-reused, changed values are sent home, to the host.
+If a batch needs a row's values, the values are copied into a slot. They stay in the slot while the row is hot, or until
+other rows need the slot. Other rows get the slot of a cold row at the earliest when the batch after the next is
+prepared. Before a slot is reused, changed values are sent home, which means that they are copied to the host.
 
-The calling thread reads and writes values on the host. A running step never does. A row is in exactly one of two
-places. If it is in a slot, kernels read and change it in the order of their stream. Otherwise it is on the host.
+The calling thread reads and writes values on the host. A running step never does. The values of a row are valid in
+exactly one place. If they are in a slot, kernels read and change them in the order of their stream. Otherwise they are
+on the host.
 
 Shapes: R rows, N slots, U keys, K rows in transit, V 32-bit words of a record.
 """
@@ -53,10 +54,10 @@ class SlotTable:
 
     Args:
         memory: the memory of the shard that owns the rows.
-        claim: makes memory ready for a number of slots, or raises StorageFullError.
+        claim: claims memory for a number of slots, or raises StorageFullError.
 
     Attributes:
-        slots: for kernels.
+        slots: the arrays of the slots, for kernels.
     """
 
     def __init__(self, memory: ShardMemory, most_hot: int, claim: Callable[[int], None]) -> None:
@@ -92,22 +93,22 @@ class SlotTable:
         state[USED_SINCE] = self._read_call = int(state[CALL])
 
     def begin_fetch(self) -> None:
-        """Starts a call that works ahead. Slots that the last verb used stay."""
+        """Starts a call that fetches rows for the next verb. Slots that the last verb used stay."""
         self.slots.state[CALL] += 1
         self.slots.state[USED_SINCE] = self._read_call
 
     def take(self, rows: Ints, row_slots: Ints, missing: int, spare: int = 0) -> tuple[Ints, Ints]:
-        """Gives slots to rows that miss one, and makes ``spare`` more slots free.
+        """Gives a slot to each row that has none, and frees ``spare`` more slots.
 
         Args:
-            row_slots: int32[U], written at its ``missing`` entries that are ``MISSING``.
+            row_slots: int32[U]. This call replaces the ``missing`` entries that equal ``MISSING`` by slots.
 
         Returns:
-            The slots and rows that leave and whose newest values are only on the GPU, both int32[K]. Send them home
-            before any write to a slot.
+            The slots that were taken from other rows, and these rows, both int32[K]. Only rows whose newest values are
+            only on the GPU are included. Send the values home before any write to a slot.
 
         Raises:
-            StorageFullError: there is no memory for more slots. Some rows got a slot.
+            StorageFullError: there is no memory for more slots. Some rows may have got a slot.
         """
         wanted = missing + spare
         leaving = EvictedSlots(
@@ -118,7 +119,7 @@ class SlotTable:
         self._leaving = leaving
         floor = self._most_hot + _FIRST_STAGED - self.num_slots
         if floor > 0 and wanted > self.slots.state[NUM_FREE]:
-            with contextlib.suppress(StorageFullError):  # other rows leave instead
+            with contextlib.suppress(StorageFullError):  # other rows leave their slots instead
                 self.add(min(floor, wanted - int(self.slots.state[NUM_FREE])))
         start = 0
         while missing:
@@ -131,7 +132,7 @@ class SlotTable:
         return self.left()
 
     def left(self) -> tuple[Ints, Ints]:
-        """Returns the slots and rows that left during the last :meth:`take`, even if it failed."""
+        """Returns the slots that the last :meth:`take` took from rows, and these rows, even if the call failed."""
         count = int(self._leaving.ends[NUM_LEFT])
         return self._leaving.slots[:count], self._leaving.rows[:count]
 
@@ -158,7 +159,7 @@ class SlotTable:
         state[NUM_SLOTS], state[NUM_FREE] = last, num_free + count
 
     def choose(self, num_rows: int) -> None:
-        """Chooses the hot rows again. There is at least one row."""
+        """Chooses the hot rows again. Call it only if there is at least one row."""
         arrays, count = self._memory.arrays, self.num_slots
         meta = arrays.meta[: arrays.state[layout.ROWS_EVER]]
         choose_hot(self.slots.rows[:count], self.slots.flags[:count], self.slots.state, meta, num_rows)
@@ -180,13 +181,13 @@ class GpuSlots:
     stream. :meth:`fetch` uses another stream than the verbs.
 
     Args:
-        host: the rows, and the values that are in no slot.
+        host: the rows, and the values that are not in a slot.
 
     Attributes:
         records: the slots' memory.
         table: the rows that the slots hold.
-        num_reads: existing rows that training has read; ``num_cold`` of them came from the host.
-        num_peeks: keys that groups have peeked at; ``num_absent`` of them had no row.
+        num_reads: the number of existing rows that training has read. ``num_cold`` of them came from the host.
+        num_peeks: the number of keys that groups have peeked at. ``num_absent`` of them had no row.
     """
 
     def __init__(self, host: Values, options: GpuTier) -> None:
@@ -204,18 +205,19 @@ class GpuSlots:
         self._record(self._free)
 
     def bring(self, rows: Ints, known: Ints | None = None, *, reads: bool = False) -> tuple[Ints, Ints]:
-        """Brings the rows of a verb into slots: int32[U], -1 if there is no row.
+        """Copies the values of a verb's rows into slots.
 
         Args:
-            known: int32[U], -1 for rows that were just made, whose values are not written yet; None if no row was
-                made.
-            reads: whether training reads the rows, for counters.
+            rows: int32[U], -1 for keys without a row.
+            known: int32[U], -1 for rows that were just made, whose values are not written yet. None means that no row
+                was made.
+            reads: True if training reads the rows, for counters.
 
         Returns:
-            The slots, and int32[U]: 1 if values must be written.
+            The slot of each row, int32[U], or -1 for -1. And int32[U]: 1 if the caller must write the row's values.
 
         Raises:
-            StorageFullError: no memory for all rows at once. Rows that were just made are removed.
+            StorageFullError: there is no memory for all rows together. Rows that were just made are removed.
         """
         self._wait(self._fetched)
         self.table.begin_verb()
@@ -241,7 +243,7 @@ class GpuSlots:
         return row_slots, made.astype(np.int32)
 
     def fetch(self, rows: Ints) -> None:
-        """Brings in the rows of the next batch, int32[U]. Makes room for its keys without a row (-1)."""
+        """Copies the values of the next batch's rows, int32[U], into slots. Frees slots for keys without a row (-1)."""
         self._wait(self._free)
         self.table.begin_fetch()
         row_slots = np.empty(len(rows), np.int32)
@@ -249,7 +251,7 @@ class GpuSlots:
         cold = np.flatnonzero(row_slots == MISSING)
         try:
             left = self.table.take(rows, row_slots, missing, spare=int(np.count_nonzero(rows < 0)))
-        except StorageFullError:  # the verb raises it, if it needs as much
+        except StorageFullError:  # the verb raises this error if it also finds no memory
             device_slots.give_up(self.table.slots, row_slots[cold][row_slots[cold] >= 0])
             self._send_home(*self.table.left())
         else:
@@ -258,15 +260,15 @@ class GpuSlots:
         self._record(self._fetched)
 
     def mark_changed(self, row_slots: Ints) -> None:
-        """Marks rows in the slots of :meth:`bring` as changed. Call it before they change."""
+        """Marks rows in the slots that :meth:`bring` returned as changed. Call it before the rows change."""
         self.table.slots.flags[row_slots[row_slots >= 0]] |= CHANGED
 
     def forget(self, known: Ints, rows: Ints) -> None:
-        """Discards the old values of row numbers that new keys got. ``known`` is -1 for these."""
+        """Discards old values under the row numbers that new keys got. ``known`` is -1 for new keys."""
         device_slots.forget(self.table.slots, known, rows)
 
     def choose(self, step: int) -> None:
-        """Chooses the hot rows, if it is time (PICASSO Alg. 1, lines 23 to 26)."""
+        """Chooses the hot rows, if the interval between two choices has passed (PICASSO Alg. 1, lines 23 to 26)."""
         options, num_rows = self._options, self._host.memory.num_rows
         due = (
             options.warm_up_steps if self._chosen_at is None else self._chosen_at + options.flush_every_steps
@@ -276,7 +278,7 @@ class GpuSlots:
             self.table.choose(num_rows)
 
     def all_home(self) -> None:
-        """Sends all changed values to the host. They stay in their slots too."""
+        """Copies all changed values to the host. The values also stay in their slots."""
         self._wait(self._fetched)
         slots, meta = self.table.slots, self._host.memory.arrays.meta
         changed = np.flatnonzero(slots.flags[: self.table.num_slots] & CHANGED).astype(np.int32)
@@ -295,7 +297,7 @@ class GpuSlots:
 
     @property
     def used_bytes(self) -> tuple[int, int]:
-        """GPU memory of slots that hold a row, and of all slots."""
+        """Returns the GPU memory of slots that hold a row, and of all slots, in bytes."""
         return (
             self.table.num_used * self.records.record_bytes,
             self.records.capacity * self.records.record_bytes,
@@ -308,7 +310,7 @@ class GpuSlots:
     def _exchange(
         self, left: Ints, left_rows: Ints, rows: Ints, row_slots: Ints, cold: NDArray[np.intp], *, reads: bool
     ) -> None:
-        """Sends rows home, and loads rows of keys ``cold`` into slots that became free."""
+        """Copies the values of leaving rows to the host, and loads the rows of keys ``cold`` into the free slots."""
         going = self._begin_sending_home(left) if len(left) else None
         if len(cold):
             values = self._staged(len(cold))

@@ -1,7 +1,8 @@
 """One shard's rows in GPU memory.
 
-Saving copies all records to the host while verbs run (:mod:`girih.store.gpu.gpu_save`), and writes that copy. Loading
-goes the opposite way. So files do not depend on the memory that held the rows, and the same code reads them.
+A save copies all records to the host while verbs run (:mod:`girih.store.gpu.gpu_save`), and writes this copy to a file.
+Loading reads a file into a shard on the host, and copies its records to the GPU. So files have the same format for rows
+in GPU memory and on the host.
 
 Shapes: U unique keys, W columns of a row, R rows ever made.
 """
@@ -52,7 +53,7 @@ class GpuState(GroupState):
     def read(self, keys: DeviceKeys, step: int) -> tuple[Tensor, Tensor]:
         """Reads rows for training.
 
-        Returns row numbers, int32[n], and addresses of their columns until the next verb, int64[n].
+        Returns row numbers, int32[n], and the addresses of their columns, int64[n], valid until the next verb.
         """
         with self.memory.changing(step):
             return self.rows.read(keys, step)
@@ -62,7 +63,7 @@ class GpuState(GroupState):
         return self.rows.peek(keys)
 
     def peeked(self, keys: DeviceKeys) -> tuple[Tensor, Tensor]:
-        """Reads rows like :meth:`look`, and counts the keys without a row. Waits for nothing."""
+        """Reads rows like :meth:`look`, and counts the keys without a row. Does not wait for the GPU."""
         rows, addresses = self.rows.peek(keys)
         there = torch.arange(len(rows), device=self.device) < keys.num
         self.memory.peeks += torch.stack([there, there & (rows < 0)]).sum(dim=1)
@@ -103,11 +104,11 @@ class GpuState(GroupState):
         return rows
 
     def at_rest(self) -> GpuSave:
-        """Returns the shard as it is now, in transit to the host.
+        """Starts to copy the current state of the shard to the host, and returns the copy.
 
         Raises:
             ConfigError: another save is running.
-            StorageFullError: no memory for the records that a save keeps.
+            StorageFullError: there is no memory for the records that a save keeps.
         """
         memory = self.memory
         memory.check_open()
@@ -118,7 +119,7 @@ class GpuState(GroupState):
         return memory.saving
 
     def snapshot(self, directory: str | os.PathLike[str] | None) -> ArrivingSnapshot:
-        """Returns a snapshot of the whole shard as it is now, in transit to the host."""
+        """Returns a snapshot of the whole shard as it is now. The snapshot is still being copied to the host."""
         return ArrivingSnapshot(self.at_rest(), directory)
 
     def held_bytes(self) -> dict[str, dict[str, int]]:

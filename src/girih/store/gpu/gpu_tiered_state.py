@@ -1,9 +1,9 @@
 """One shard whose hottest rows are in GPU memory: HybridHash (PICASSO §III-D, Algorithm 1).
 
-The host decides which keys have rows, which rows are evicted and what is counted. It uses the same code as if all
-rows were on the host, so these decisions do not depend on tiers. Only values move, between slots of GPU memory and
-the host. The host is a complete shard and may have an SSD tier. Steps work as on rows in GPU memory, on slots instead
-of rows.
+The host decides which keys have rows, which rows are evicted, and which events are counted. It uses the same code as
+for a shard that is only on the host, so these decisions do not depend on tiers. Only values are copied between slots of
+GPU memory and the host. The host has a complete shard, which may have an SSD tier. Steps run like steps on rows in GPU
+memory, but on slots instead of rows.
 
 Shapes: U unique keys, n the capacity of the arrays, W columns of a row.
 """
@@ -39,12 +39,12 @@ class GpuTieredState(GroupState):
     """The state of one shard whose hottest rows are in GPU memory.
 
     Args:
-        host: the shard on the host, with the values that are in no slot.
+        host: the shard on the host, with the values that are not in a slot.
 
     Attributes:
         values: the values on the host. This state shares the meta of their rows.
         rows: the keys that have rows.
-        slots: the other values.
+        slots: the values in GPU memory.
     """
 
     memory: ShardMemory
@@ -58,9 +58,9 @@ class GpuTieredState(GroupState):
         self.kernels = RecordKernels(self.slots.records, host.layout)
 
     def begin_read(self, keys: DeviceKeys) -> None:
-        """Brings in values of the next batch's keys, on the current stream.
+        """Copies values of the next batch's keys to the GPU, on the current stream.
 
-        Waits for the keys, and for rows that go home.
+        Waits for the keys, and for values that are copied to the host to free slots.
         """
         with self.memory.changing():
             self.slots.fetch(self.values.find(brought_here(keys)))
@@ -68,7 +68,7 @@ class GpuTieredState(GroupState):
     def read(self, keys: DeviceKeys, step: int) -> tuple[Ints, Tensor]:
         """Reads rows for training.
 
-        Returns row numbers, int32[U], and addresses of their columns until the next verb, int64[U].
+        Returns row numbers, int32[U], and the addresses of their columns, int64[U], valid until the next verb.
         """
         on_host = brought_here(keys)
         with self.memory.changing(step):
@@ -125,7 +125,7 @@ class GpuTieredState(GroupState):
     def snapshot(self, directory: str | os.PathLike[str] | None) -> Snapshot:
         """Returns a snapshot of the whole shard as it is now.
 
-        Copies all values to the host; they stay in their slots too.
+        Copies all values to the host. The values also stay in their slots.
         """
         self.memory.check_open()
         with self.memory.changing():
@@ -139,7 +139,7 @@ class GpuTieredState(GroupState):
             fill(self.values)
 
     def tier_counters(self) -> dict[str, int]:
-        """Returns the reads that each tier answered."""
+        """Returns the number of rows that were read from each tier."""
         slots = self.slots
         below = self.values.counters() or {"dram_reads": slots.num_cold}
         return {"gpu_reads": slots.num_reads - slots.num_cold, **below}
@@ -157,7 +157,7 @@ class GpuTieredState(GroupState):
     def _read_keys(
         self, keys: DeviceKeys, on_host: Keys, now: Longs, step: int, *, forced: bool = False
     ) -> tuple[Ints, Ints, Tensor]:
-        """Finds or makes the rows of keys, and brings them into slots. Returns rows, slots and addresses of columns."""
+        """Finds or makes the rows of keys, and copies them into slots. Returns rows, slots and addresses of columns."""
         made = self.rows.make(on_host, now, step, forced=forced)
         self.slots.forget(made.known, made.rows)
         self.values.forget(made.known, made.rows)
@@ -192,5 +192,5 @@ def brought_here(keys: DeviceKeys) -> Keys:
 
 
 def _cut(keys: DeviceKeys, num: int) -> DeviceKeys:
-    """Returns the keys without unused capacity."""
+    """Returns the first ``num`` keys, without the unused capacity of the arrays."""
     return DeviceKeys(keys.ids[:num], keys.tables[:num], keys.counts[:num], keys.num, keys.most, keys.on_host)

@@ -1,7 +1,8 @@
-"""A shard whose embeddings a group reads in GPU memory. The verbs for arrays call the verbs for tensors.
+"""A shard whose embeddings a group reads in GPU memory. It has verbs for host arrays and verbs for tensors.
 
-Verbs for arrays copy host arrays to the GPU and back, and wait for the copies. Evaluation by hand, loading and tests
-use them. An embedding group on a GPU calls the verbs for tensors, which wait for nothing.
+The verbs for tensors do not wait for the GPU. An embedding group on a GPU calls them. The verbs for arrays copy host
+arrays to the GPU, call the verbs for tensors, copy the results back, and wait for the copies. Evaluation by hand,
+loading and tests use the verbs for arrays.
 
 Shapes: U unique keys, n the capacity of the arrays, W columns of a row, T tables.
 """
@@ -34,7 +35,7 @@ class DeviceUpdate(NamedTuple):
 
     Attributes:
         gradients: float32[n, W].
-        refused: int32[1]: no row moves if this is not negative.
+        refused: int32[1]: no row is updated if this is not negative.
         direct: the third result of :meth:`RecordKernels.direct_sums`.
     """
 
@@ -61,14 +62,14 @@ class GroupState(State):
 
     @abstractmethod
     def begin_read(self, keys: DeviceKeys) -> None:
-        """Starts to bring in the rows of keys, on the current stream. Changes no result."""
+        """Starts to copy the rows of keys to the GPU, on the current stream. Changes no result."""
 
     @abstractmethod
     def read(self, keys: DeviceKeys, step: int) -> tuple[RowNumbers, Tensor]:
         """Reads rows for training.
 
         Returns:
-            Row numbers for :meth:`move`, and the address of each key's columns until the next verb, int64[n].
+            Row numbers for :meth:`move`, and the address of each key's columns, int64[n], valid until the next verb.
         """
 
     @abstractmethod
@@ -77,7 +78,7 @@ class GroupState(State):
 
     @abstractmethod
     def move(self, keys: DeviceKeys, rows: RowNumbers, change: DeviceUpdate) -> None:
-        """Makes one optimizer step on the row of each key. ``rows`` are hints."""
+        """Makes one optimizer step on the row of each key. ``rows`` are hints for finding the rows."""
 
     @abstractmethod
     def look(self, keys: DeviceKeys) -> tuple[RowNumbers, Tensor]:
@@ -85,7 +86,7 @@ class GroupState(State):
 
     @abstractmethod
     def set_rows(self, keys: DeviceKeys, values: Tensor, step: int) -> RowNumbers:
-        """Sets rows to ``values``, float32[n, W]. Makes missing rows without asking for admission."""
+        """Sets rows to ``values``, float32[n, W]. Makes missing rows without an admission check."""
 
     def lookup(self, keys: Keys, step: int, out: Floats, addresses: Longs | None = None) -> Ints:
         """Reads rows for training."""
@@ -96,11 +97,11 @@ class GroupState(State):
         return self._copy_rows(keys, out, addresses, self.look)
 
     def fetch(self, keys: Keys) -> None:
-        """Starts to bring in the rows of keys."""
+        """Starts to copy the rows of keys to the GPU."""
         self.begin_read(self._keys(keys)[1])
 
     def apply_gradients(self, keys: Keys, change: RowUpdate) -> int:
-        """Moves rows by gradients."""
+        """Updates rows by gradients."""
         if change.terms is not None:
             raise ConfigError("a store with rows in GPU memory takes sums of gradients; leave terms out")
         order, there = self._keys(keys)

@@ -10,9 +10,9 @@ class Gpu:
     """The memory of one GPU.
 
     Attributes:
-        device: its number; None takes torch's current GPU.
-        chunk_bytes: the approximate size of the chunks in which rows are claimed. Chunks never move.
-        reserve_rows: limits the rows of a shard; None takes as many as memory allows.
+        device: the number of the GPU. None takes torch's current GPU.
+        chunk_bytes: the approximate size of the chunks in which rows are claimed. Chunks keep their addresses.
+        reserve_rows: the maximum number of rows of a shard. None means that only the memory limits the rows.
     """
 
     device: int | None = None
@@ -21,21 +21,21 @@ class Gpu:
 
     @property
     def where(self) -> str:
-        """For errors."""
+        """The name of the memory in errors."""
         return "GPU memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTier:
-    """GPU memory above the host's: HybridHash (PICASSO §III-D).
+    """GPU memory as a tier above host memory: HybridHash (PICASSO §III-D).
 
     Attributes:
-        hot_rows: rows of this store that stay in GPU memory: the rows that were read most. There is additional room
-            for the rows of the last two batches.
+        hot_rows: the number of rows of this store that stay in GPU memory. They are the rows that were read most.
+            There is additional room for the rows of the last two batches.
         flush_every_steps: the number of steps after which the hot rows are chosen again.
-        warm_up_steps: steps that only count, before the first choice.
+        warm_up_steps: the number of steps before the first choice. They only count reads.
         chunk_bytes: the approximate size of the chunks in which GPU memory is claimed.
-        device: number of the GPU; None takes torch's current GPU.
+        device: the number of the GPU. None takes torch's current GPU.
     """
 
     hot_rows: int

@@ -1,7 +1,6 @@
 """Kernels on records in GPU memory: initial values, columns, sums of gradients, optimizer steps.
 
-Records are named by their numbers in the chunks. These are the numbers of rows, or of slots that hold rows for a
-while.
+A record's number is its position in the chunks. It is the number of a row, or of a slot that holds a row for a while.
 
 Shapes: U unique keys, n the capacity of the arrays, W columns of a row, T tables, S segments.
 """
@@ -41,9 +40,9 @@ class DeviceKeys:
 
     Attributes:
         ids, tables, counts: int64[n], int32[n], int32[n], with room for n keys.
-        num: int32[1], U: the number of keys.
-        most: int64[T], upper bounds for the number of keys of each table, on the host.
-        on_host: the same keys on the host, after the first request.
+        num: int32[1], the number of keys, U.
+        most: int64[T] on the host, upper bounds for the number of keys of each table.
+        on_host: the same keys on the host, or None before the first request.
     """
 
     ids: Tensor
@@ -65,7 +64,7 @@ class DeviceSegments:
     Attributes:
         dtype: the number of the columns' dtype.
         described: for each segment: first column, dim, first word and width of the state, optimizer.
-        seeds, kinds, options: the bits of uint64, int64, float64: [T, S], [T, S], [T, S, 2].
+        seeds, kinds, options: the initializers: the bits of uint64[T, S], int64[T, S], float64[T, S, 2].
         table_seeds: int64[T].
     """
 
@@ -105,7 +104,7 @@ class DeviceSegments:
 
 
 class RecordKernels:
-    """Launches kernels on records of a ``device``. Waits for nothing."""
+    """Launches kernels on records of a device. No method waits for the GPU."""
 
     def __init__(self, records: RecordChunks, row_layout: RowLayout) -> None:
         self._records, self.device = records, records.device
@@ -113,14 +112,15 @@ class RecordKernels:
         self._first_hyper = to_device(row_layout.first_hyper, self.device)
 
     def begin(self, keys: DeviceKeys, rows: Tensor, takes: Tensor, *, all_there: bool = False) -> Tensor:
-        """Writes the values of new records. Returns addresses of the columns of all keys until the next call, int64[n].
+        """Writes the values of new records, and returns the addresses of the columns of all keys, int64[n].
 
-        Initial values of keys without a row share memory with the returned tensor, and live as long as it does.
+        The addresses are valid until the next call. Initial values of keys without a row share memory with the
+        returned tensor, and live as long as this tensor.
 
         Args:
             rows: int32[n], -1 for keys without a row, which read initial values.
             takes: int32[n], 1 if the record is new.
-            all_there: True if all keys have rows, which saves memory for initial values.
+            all_there: True if all keys have rows. This saves memory for initial values.
         """
         segments, n = self.segments, len(keys)
         first_value = n + n % 2  # initial values, and each row of them, begin at a multiple of 16 bytes
@@ -161,7 +161,7 @@ class RecordKernels:
             sources: for each segment, the gradients of its outputs.
 
         Returns:
-            float32[n, W], and int32[1]: a key whose gradient is not finite, or -1.
+            The sums, float32[n, W], and int32[1]: the number of a key whose gradient is not finite, or -1.
         """
         totals, nonfinite, _ = self._sums(keys, terms, pieces, sources)
         return totals, nonfinite
@@ -174,12 +174,12 @@ class RecordKernels:
         sources: Sequence[Sources],
         lent: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, FusedInputs]:
-        """Sums gradients like :meth:`sums`, unless no sum can overflow.
+        """Sums gradients like :meth:`sums`, but only if a sum might overflow.
 
-        In this case :meth:`move` forms the sums, from the third result.
+        If no sum can overflow, this call forms no sums. :meth:`move` forms them from the third result.
 
         Args:
-            lent: the gradients that sources are parts of, float32 and contiguous; factors of terms are at most 1.
+            lent: the gradients that contain ``sources``, float32 and contiguous. The factors of terms are at most 1.
         """
         limit, largest = safe_limit(len(keys)), torch.zeros(1, dtype=torch.int32, device=self.device)
         find_largest(lent, largest)

@@ -1,10 +1,8 @@
 """Rows of a group for predictions, in immutable files that all processes of a machine map.
 
-They share one copy in memory.
-
-A file (:mod:`~girih.store.mapped.file`) holds rows, and keys that are *buried*: they have no row any more, regardless
-of older files. A :class:`Stack` of files, newest first, replaces a store for reading. A published change is a small
-file on top, and the files below stay unchanged.
+The processes share one copy of each file in memory. A file (:mod:`~girih.store.mapped.file`) holds rows and *buried*
+keys. A buried key has no row any more, regardless of older files. A :class:`Stack` of files, newest first, replaces a
+store for reading. A published change is a small file on top, and the files below stay unchanged.
 """
 
 from girih.store.mapped.file import MappedFile, MappedFileFacts, Stack

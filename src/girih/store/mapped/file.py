@@ -46,8 +46,8 @@ class MappedFileFacts:
     """Facts that identify a file, as plain values for JSON.
 
     Attributes:
-        bytes: its size. crc32: the checksum of the whole file. rows, buried: the number of keys with and without a
-            row.
+        bytes: the size of the file. crc32: the checksum of the whole file. rows, buried: the number of keys with and
+            without a row.
     """
 
     bytes: int
@@ -76,14 +76,15 @@ class MappedFile:
 
     Args:
         path: a file of :class:`~girih.store.mapped.writer.MappedWriter`. It may be deleted while this object lives.
-        facts: its size and checksum. Their check reads the whole file. None skips this check, because another process
-            of the machine has just made it. The format is still checked, but not the index entries.
+        facts: the size and checksum that the file must have. This check reads the whole file. None skips the check,
+            for example if another process of the machine has just checked the file. The format is checked in any case,
+            but the index entries are not.
 
     Attributes:
-        path: the file. index: int64[C, 2]. rows: float32[n, W]; both read-only. description: see the module.
+        path: the file. index: int64[C, 2], read-only. rows: float32[n, W], read-only. description: see the module.
 
     Raises:
-        MissingFileError: no such file. CheckpointError: damaged, or not a file of this kind.
+        MissingFileError: the file does not exist. CheckpointError: the file is damaged, or is not a file of this kind.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class MappedFile:
         """Refuses files with other tables or columns than a group.
 
         Raises:
-            CheckpointError: names the difference.
+            CheckpointError: the file has other tables or columns. The message names the difference.
         """
         expected = description_of(spec, self.num_buried)
         for field, value in expected.items():
@@ -133,16 +134,16 @@ class MappedFile:
                 )
 
     def chunks(self) -> Iterator[tuple[Longs, Ints, Floats]]:
-        """Yields all keys with rows in the order of slots, some at a time.
+        """Yields all keys with rows in the order of slots, some keys at a time.
 
-        The arrays are ids int64[K], tables int32[K], rows float32[K, W].
+        Each item has ids int64[K], tables int32[K] and rows float32[K, W].
         """
         for ids, tables, rows in self._keys():
             kept = rows != mapped.BURIED
             yield ids[kept], tables[kept], self.rows[rows[kept]]
 
     def buried(self) -> Iterator[tuple[Longs, Ints]]:
-        """Yields all buried keys, some at a time: ids int64[K], tables int32[K]."""
+        """Yields all buried keys, some keys at a time: ids int64[K], tables int32[K]."""
         for ids, tables, rows in self._keys():
             buried = rows == mapped.BURIED
             yield ids[buried], tables[buried]
@@ -190,17 +191,17 @@ _TOGETHER = 512  # ids that are processed together, so that their rows stay in L
 
 
 class Stack:
-    """Mapped files of one group, newest first. A lookup asks each file until one knows the key, with a row or buried.
+    """Mapped files of one group, newest first.
 
-    A key that no file knows, or that is buried, has its initial value, the same as in the store. A stack never
-    changes, and any number of threads may read it. ``Stack(spec, [newer, *stack.files])`` makes another stack with a
-    file on top.
+    A lookup searches the files in this order and stops at the first file that has the key, with a row or buried. A key
+    that no file has, or that is buried, has its initial value, the same as in the store. A stack never changes, and
+    any number of threads may read it. ``Stack(spec, [newer, *stack.files])`` returns another stack with a file on top.
 
     Args:
         spec: the group: its tables, segments, initializers, dtype and seed.
 
     Attributes:
-        files: newest first. shard, num_shards: 0 of 1, because groups read these attributes of a store.
+        files: the files, newest first. shard, num_shards: always 0 and 1. Embedding groups read these attributes.
 
     Raises:
         CheckpointError: a file has other tables or columns.
@@ -222,8 +223,8 @@ class Stack:
 
         Args:
             keys: contiguous arrays.
-            out: float32[U, W], written: initial values; without ``addresses`` rows too.
-            addresses: int64[U], written: the address of each key's float32[W], in a file or in ``out``.
+            out: float32[U, W], output: initial values, and without ``addresses`` also rows.
+            addresses: int64[U], output: the address of each key's float32[W], in a file or in ``out``.
 
         Returns:
             int32[U]: the number of the file that has the row, -1 for an unknown key, -2 for a buried key.
@@ -247,13 +248,13 @@ class Stack:
     ) -> None:
         """Copies the first columns of the rows of some features, for features with one id per example.
 
-        The result equals :meth:`peek` of unique keys. This method is faster if few ids are equal.
+        The result is the same as from :meth:`peek` of the unique keys. This method is faster if few ids are equal.
 
         Args:
             ids: int64[F·B], feature by feature.
             features, tables, places: int64[P], int32[P], int64[P], contiguous: the features, the table of each, and
                 its position in ``out``.
-            out: float32[B, P, D], written. tail: float32[B, P, E], written: the remaining columns; None skips them.
+            out: float32[B, P, D], output. tail: float32[B, P, E], output: the remaining columns, or None to skip them.
         """
         size, width = max(_TOGETHER, len(features)), self.spec.dim
         mapped.copy_each(
@@ -269,13 +270,13 @@ class Stack:
 
 
 def described(files: Sequence[MappedFile]) -> Longs:
-    """Returns the files as kernels take them, int64[S, 3]. The files must live as long as the result is used."""
+    """Returns the files as an argument of kernels, int64[S, 3]. The files must live as long as the result is used."""
     columns = [[file.index.ctypes.data, len(file.index), file.rows.ctypes.data] for file in files]
     return np.array(columns, np.int64).reshape(len(files), mapped.FILE_COLUMNS)
 
 
 def unknown(files: Longs, ids: Longs, tables: Ints) -> Bools:
-    """Returns which keys, int64[K] and int32[K], no file knows, bool[K]."""
+    """Returns for each key, int64[K] and int32[K], whether no file has the key, bool[K]."""
     flags = np.ones(len(ids), np.uint8)
     mapped.find_unknown(files, sealed(np.ascontiguousarray(ids)), sealed(np.ascontiguousarray(tables)), flags)
     return flags.view(np.bool_)

@@ -48,7 +48,7 @@ def joined(first: int, second: int, second_bytes: int) -> int:
     """Returns the CRC-32 of two consecutive pieces, equal to ``zlib.crc32`` of the whole.
 
     Args:
-        first, second: the CRC-32 of each. second_bytes: the size of the second.
+        first, second: the CRC-32 of each piece. second_bytes: the size of the second piece.
     """
     shift, power = _ONE, 3  # multiply by x⁸ for each byte
     while second_bytes:
@@ -87,18 +87,18 @@ _UNFINISHED = ".unfinished"
 
 
 class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
-    """A file that is being written. It gets its name when it is complete.
+    """Writes a file of rows for mapping. The file gets its name when it is complete.
 
-    The first entry of a key counts, with a row or buried. Later entries are ignored, so add newer rows before older
-    rows.
+    The first entry of a key counts, with a row or buried. Later entries of the key are ignored, so add newer rows
+    before older rows.
 
     Args:
-        path: the file; an existing file is replaced.
+        path: the path of the file. An existing file is replaced.
         spec: the group: its tables by number, and segments.
         most_keys: the maximum number of keys that will be added or buried. It sets the size of the index.
-        most_rows: the maximum number of keys that get rows; None means ``most_keys``.
-        durable: waits until the disk has the whole file. Otherwise a power loss may leave a damaged file, which its
-            checksum detects.
+        most_rows: the maximum number of keys that get rows. None means ``most_keys``.
+        durable: True waits until the whole file is on the disk. With False, a power loss may leave a damaged file.
+            The checksum detects the damage.
 
     Raises:
         StorageFullError: the disk has no room for this number of rows.
@@ -156,7 +156,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             The number of new keys.
 
         Raises:
-            ConfigError: arrays of other shapes, an unknown table, or more keys than ``most_keys``.
+            ConfigError: an array has a wrong shape, a table is unknown, or there are more than ``most_keys`` keys.
         """
         if rows.shape != (len(ids), self.spec.dim) or rows.dtype != np.float32:
             raise ConfigError(
@@ -176,12 +176,12 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
         return len(new)
 
     def take(self, file: MappedFile, newer: Longs) -> None:
-        """Adds the keys with rows of a file, in one pass, as :meth:`add` does.
+        """Adds all keys with rows of a mapped file in one pass. The result is the same as from :meth:`add`.
 
-        Skips keys that a newer file or this file knows.
+        Skips keys that a newer file has, or that were added before.
 
         Args:
-            newer: the newer files, int64[S, 3]: see :func:`~girih.store.mapped.file.described`.
+            newer: the newer files, int64[S, 3], from :func:`~girih.store.mapped.file.described`.
         """
         at = np.array([0, self._num_rows], np.int64)  # the next slot, and the next row
         while at[0] < len(file.index):
@@ -271,7 +271,7 @@ class MappedWriter(contextlib.AbstractContextManager["MappedWriter"]):
             data, position = data[written:], position + written
 
     def _header(self, num_rows: int, num_buried: int) -> bytes:
-        """Returns the file's first bytes. Their length does not depend on the numbers."""
+        """Returns the file's header. Its length does not depend on the numbers."""
         tensors = (
             StoredTensor(INDEX, "I64", (self._num_slots, 2)),
             StoredTensor(ROWS, "F32", (num_rows, self.spec.dim)),
@@ -296,11 +296,11 @@ def merge(
     keep_buried: bool = False,
     durable: bool = True,
 ) -> MappedFileFacts:
-    """Writes a stack of files as one file that reads the same.
+    """Merges a stack of files into one file that returns the same rows.
 
     Args:
-        files: newest first.
-        keep_buried: keeps buried keys, for files that are older than these.
+        files: the files, newest first.
+        keep_buried: True keeps buried keys. They are needed if there are files that are older than ``files``.
         durable: see :class:`MappedWriter`.
     """
     files = list(files)

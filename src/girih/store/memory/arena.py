@@ -1,15 +1,15 @@
 """One block of memory for all arrays of a shard: private, shared between processes, or a file.
 
-The arena reserves a large address range and fills it with memory when rows come, so growth never moves a row. Arrays
-hold numbers only, no addresses. Another process may map the same memory elsewhere and continue.
+The arena reserves a large address range, and claims memory in this range when rows are added. So rows keep their
+addresses during growth. Arrays contain no addresses, so another process may map the same memory at another address.
 
     ┌────────┬─────────────┬────────┬───────┬─────────┬─────────┬──────┐
     │ header │ description │ tables │ cells │ index 0 │ index 1 │ rows │
     └────────┴─────────────┴────────┴───────┴─────────┴─────────┴──────┘
 
 The header has magic, format, a fingerprint of the layout, and a mark that is set while a verb changes the arrays. If
-the writer died during a change, the memory is refused or repaired. If the writer died between two verbs, the memory
-is valid. A file is also refused after a crash of the machine, unless it was closed.
+the writer died during a change, the memory is refused or repaired. If the writer died between two verbs, the memory is
+valid. After a crash of the machine, a file is valid only if it was closed before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SLOT_BYTES = 8
 PAGE_BYTES = 4096
 _HUGE_PAGE = 2 << 20
 _LEAST_ROWS, _MOST_ROWS = 1 << 10, 3 << 29  # 3 << 29 keys fill 2³¹ slots
-_MOST_OF_MAPPINGS = 0.95  # above this share, a failed reservation is short of mappings, not of bytes
+_MOST_OF_MAPPINGS = 0.95  # above this share of mappings, a failed reservation lacks mappings, not memory
 CHANGING, REPLACING = 1, 2
 """Marks: rows change, or all rows are replaced. No repair can complete a replacement."""
 # Words of the header. The shard's own state begins at _STATE, its record of pushes at _PUSHES.
@@ -53,7 +53,7 @@ class ArenaShape:
     """The sizes that a shard needs from its arena.
 
     Attributes:
-        description: the layout as ASCII JSON; an arena with another description is refused.
+        description: the layout as ASCII JSON. An arena with another description is refused.
         num_words: 32-bit words of a row, with meta and padding.
         tables_bytes, cells_bytes: sizes of the arrays that do not depend on the number of rows.
     """
@@ -100,11 +100,11 @@ class Arena:
 
     Attributes:
         where: the arena's name, for errors.
-        attached: True if it already held a shard; torn: True if its writer died during a change.
+        attached: True if it already held a shard. torn: True if its writer died during a change.
         reserve_rows: the number of rows that fit into the address space.
         marks: int64[1], :data:`CHANGING` or :data:`REPLACING` while the arrays change.
-        state: int64[16], the shard's own words of the header; pushes: the words of
-            :class:`girih.store.memory.pushes.Pushes`.
+        state: int64[16], the words of the header that the shard uses.
+        pushes: the words of the header for :class:`girih.store.memory.pushes.Pushes`.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Arena:
             mapping.claim(self._descriptor, offset + start, offset + stop, self.where)
 
     def full(self) -> StorageFullError:
-        """Returns the error for a full reservation."""
+        """Returns the error to raise if the reservation is full."""
         return StorageFullError(
             f"{self.where}: full, its address space was reserved for {self.reserve_rows:,} rows;"
             " raise reserve_rows, or give its tables an eviction with max_rows"
@@ -177,13 +177,13 @@ class Arena:
             self.marks[0] = 0
 
     def mark_whole(self) -> None:
-        """Removes the mark that the last writer left."""
+        """Removes the mark of an interrupted change that the last writer left."""
         self._header[_WRITING_AT], self.torn = 0, False
 
     def close(self) -> None:
-        """Writes all data out, marks the arena closed and lets others attach.
+        """Writes all data to the medium, marks the arena as closed, and lets other processes attach.
 
-        Its arrays must not be written afterwards.
+        Do not write the arrays afterwards.
         """
         if self._descriptor is not None:
             self._memory.flush()
@@ -214,7 +214,7 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
     """Reserves memory for a shard, or attaches to the memory of an existing shard.
 
     Raises:
-        ConfigError: the name is taken or cannot be used, another process has the arena open, it belongs to another
+        ConfigError: the name is taken or cannot be used, another process has the arena open, the arena has another
             layout, or its writer died during a change and ``repair`` is False.
         MissingFileError: there is nothing to attach to.
         StorageFullError: the system does not grant the reservation.
@@ -305,7 +305,7 @@ def _attach(shape: ArenaShape, descriptor: int, where: str, repair: bool) -> Are
 
 
 def _refusal(memory: mmap.mmap, shape: ArenaShape, repair: bool) -> str:
-    """Returns why this memory may not be attached, or an empty text if it may."""
+    """Returns why this memory may not be attached, or an empty text if it may be attached."""
     header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
     if header[_MAGIC_AT] != _MAGIC:
         return _FOREIGN

@@ -1,7 +1,4 @@
-"""Memory from the operating system: reserving, claiming and locking.
-
-This module does not know the use of the memory. Sizes are bytes.
-"""
+"""Functions that reserve, claim and lock memory from the operating system. Sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +24,8 @@ _ZEROS = bytes(1 << 20)
 def map_memory(descriptor: int | None, size: int) -> mmap.mmap:
     """Maps pages of zeros that take no memory until their first access.
 
-    They are private, or they map a sparse file or shared memory, which becomes ``size`` bytes long.
+    Without a descriptor, the pages are private. Otherwise they map a sparse file or shared memory, which becomes
+    ``size`` bytes long.
     """
     if descriptor is None:
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
@@ -36,7 +34,7 @@ def map_memory(descriptor: int | None, size: int) -> mmap.mmap:
 
 
 def claim(descriptor: int, start: int, stop: int, where: str) -> None:
-    """Sets memory aside for a range, so that access cannot fail.
+    """Claims memory for a range, so that access cannot fail.
 
     Raises:
         StorageFullError: the system has no more memory.
@@ -46,7 +44,7 @@ def claim(descriptor: int, start: int, stop: int, where: str) -> None:
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, start, stop - start)
-        else:  # macOS: only writing claims memory; the range is not in use yet
+        else:  # on macOS, only a write claims memory; the range is not used yet, so zeros do no harm
             for at in range(start, stop, len(_ZEROS)):
                 os.pwrite(descriptor, _ZEROS[: stop - at], at)
     except OSError as error:
@@ -60,10 +58,10 @@ def claim(descriptor: int, start: int, stop: int, where: str) -> None:
 
 
 def lock(descriptor: int, where: str) -> None:
-    """Takes the arena for this process.
+    """Locks the arena for this process.
 
     Raises:
-        ConfigError: another process has the arena.
+        ConfigError: another process has locked the arena.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +73,7 @@ def lock(descriptor: int, where: str) -> None:
 
 
 def unlock(descriptor: int) -> None:
-    """Releases the arena. Its mapping may stay: a mapping does not lock."""
+    """Unlocks the arena. Its memory may stay mapped, because a mapping holds no lock."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
@@ -95,7 +93,7 @@ def unlink_shared(name: str) -> None:
 
 
 def _posixshmem() -> ModuleType:
-    """Returns the module below multiprocessing.
+    """Returns the module that multiprocessing uses for shared memory.
 
     ``SharedMemory`` of multiprocessing would unlink memory that should outlive this process.
     """
@@ -103,7 +101,7 @@ def _posixshmem() -> ModuleType:
 
 
 def room_bytes(descriptor: int | None) -> int:
-    """Returns the bytes that an empty medium could hold: the file system, or the machine's memory."""
+    """Returns the total size of the medium in bytes: the file system of the descriptor, or the machine's memory."""
     if descriptor is not None:
         with contextlib.suppress(OSError):
             system = os.fstatvfs(descriptor)
@@ -113,8 +111,8 @@ def room_bytes(descriptor: int | None) -> int:
 
 
 def mappings() -> tuple[int, int]:
-    """Returns the mappings that this process has and may have, or 0 and 0 if the system does not report them."""
-    few_bytes = 4096  # Python 3.14's default buffer needs a mapping, and perhaps none is left
+    """Returns the number of mappings that this process has, and the maximum. Both are 0 if the system reports none."""
+    few_bytes = 4096  # Python 3.14's default buffer needs a mapping, but perhaps no mapping is left
     with contextlib.suppress(OSError, ValueError):
         with Path("/proc/self/maps").open("rb", few_bytes) as lines:
             count = sum(1 for _ in lines)
@@ -144,10 +142,10 @@ class Heap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """POSIX shared memory, which outlives the process. ``attach`` continues with existing memory.
+    """POSIX shared memory, which outlives the process.
 
-    If its writer was killed during a change, ``repair`` repairs an attached arena. ``segment`` is its name, without
-    slashes. An attached arena keeps its number of reserved rows.
+    ``segment`` is the name of the memory, without slashes. ``attach`` continues with existing memory, which keeps its
+    number of reserved rows. ``repair`` repairs an attached arena whose writer was killed during a change.
     """
 
     segment: str

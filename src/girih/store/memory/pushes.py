@@ -1,13 +1,14 @@
-"""The pushes that a shard has applied, in words of its arena. A push that is sent again moves each row once.
+"""The pushes that a shard has applied, recorded in its arena. A push that is sent again updates each row only once.
 
-Each push has a lane, and numbers in a lane increase. A push whose number is not above the last number of its lane was
-applied already. The senders define lanes and numbers. Pushes that may overtake each other need separate lanes.
+Each push has a lane and a number. Numbers in a lane increase. A push whose number is not above the last number of its
+lane was applied already. The senders define lanes and numbers. Pushes that may overtake each other need separate lanes.
 
 For each lane the shard knows the last push that was applied completely. It also knows a push that was cut short, and
-how many of its keys were served. If that push is sent again with the same keys in the same order, it continues there.
+the number of its keys that were served. If the push is sent again with the same keys in the same order, it continues
+after these keys.
 
-Pushes are applied once per row, not once per shard. This costs one word per row, written where the moving row is
-recorded anyway. After a crash, only the row that was moving is given up.
+The progress of a push is recorded after each row. This costs one more word next to the record of the row that is being
+updated. After a crash, the row that was being updated counts as served, and only this row may be incomplete.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _MOST = (1 << 62) - 1
 
 
 class Push(NamedTuple):
-    """The name of a push: its lane, from 0, and its number in the lane, from 1."""
+    """The identity of a push: its lane, from 0, and its number in the lane, from 1."""
 
     lane: int
     number: int
 
 
 class CutPush(NamedTuple):
-    """A push that was cut short: its number of keys, and how many of them, from the first on, were served."""
+    """A push that was cut short: the number of its keys, and the number of its first keys that were served."""
 
     push: Push
     num_keys: int
@@ -46,10 +47,10 @@ class Pushes:
     """The record of pushes of a shard.
 
     Args:
-        words: int64[1 + 88 · 4] of the arena, all 0 at first. The first word is the lane of the running push + 1.
-            Each lane has four words: the last push, the push that was cut short, its keys, and how many of them were
-            served.
-        state: the shard's own words.
+        words: int64[1 + 88 · 4] of the arena, all 0 at first. The first word is the lane of the running push + 1. Each
+            lane has four words: the numbers of the last push and of the push that was cut short, the number of keys of
+            the latter, and the number of its keys that were served.
+        state: the words of the arena's header that the shard uses.
     """
 
     def __init__(self, words: Longs, state: Longs) -> None:
@@ -57,13 +58,14 @@ class Pushes:
 
     @contextlib.contextmanager
     def taking(self, push: Push, num_keys: int) -> Iterator[int]:
-        """Records a push as running, and as applied at the end. Call it only during a change.
+        """Records a push as running at the start, and as applied at the end. Call it only during a change.
 
         Yields:
-            The number of its keys that were served before: all keys, if the push was applied.
+            The number of keys that were served before. All keys were served if the push was applied already.
 
         Raises:
-            ConfigError: a lane or number out of range, or other keys than when the push was cut short.
+            ConfigError: the lane or number is out of range, or the push has another number of keys than when it was
+                cut short.
         """
         lane, number = push
         if not (0 <= lane < LANES and 1 <= number <= _MOST):
@@ -93,14 +95,14 @@ class Pushes:
             self.settle()
 
     def settle(self) -> None:
-        """Records the progress of the running push, if there is one. Gives up the row that was moving."""
+        """Records the progress of a running push, if there is one. The row that was being updated counts as served."""
         if self._lane[0]:
             _, row, position = noted(int(self._state[layout.AMID]))
             self._lanes[self._lane[0] - 1, _DONE] = position + (row >= 0)
             self._lane[0] = 0
 
     def last(self, lane: int) -> int:
-        """Returns the number of the last push of a lane that was applied completely; 0 before the first push."""
+        """Returns the number of the last push of a lane that was applied completely, or 0 before the first push."""
         return int(self._lanes[lane, _LAST])
 
     def cut(self) -> list[CutPush]:

@@ -1,17 +1,17 @@
 """Repairs a shard whose writer was killed during a change. Rebuilds index, free rows and lists from the rows.
 
-Each row contains its key. Only the row that is recorded in the shard's state may be half changed (see
-:mod:`girih.kernels.cpu.rows`):
+Each row contains its key. Verbs record the row that they change in the shard's state (see
+:mod:`girih.kernels.cpu.rows`). Only this row may be half changed:
 
 - A row that was being made loses its key. Its value is a function of the key, so nothing is lost.
-- A row that was leaving leaves.
-- A row that a gradient was moving, or that was being set, stays. Each of its numbers is from before or after the
-  change. The repair reports this row.
+- A row that was being removed is removed.
+- A row that was being updated by a gradient or set stays. Each of its numbers is from before or after the change. The
+  repair reports this row.
 
-The repair follows each list from its oldest row to newer rows. Links are written in such an order that only the row
-that a verb moves can be missing from its list. This row goes to the newest end. If more rows are missing, for example
-after a repair that was killed, the list is ordered by last use. Counters and Bloom filters may lack the last actions
-of the verb.
+The repair follows each list from its oldest row to newer rows. Verbs write links in such an order that only the row
+that a verb moves within its list can be missing from the list. The repair puts this row at the newest end. If more rows
+are missing, for example after a repair that was killed, the list is ordered by last use. Counters and Bloom filters may
+lack the last actions of the verb.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Repaired:
     """The result of a repair after the shard's writer was killed during a change.
 
     Attributes:
-        torn: (id, table) of the key whose row mixes numbers from before and after a change, if there is one.
-        num_unmade: rows that were being made, 0 or 1: their keys have no row.
-        cut: pushes that wait to be sent again; a torn row counts as served.
+        torn: (id, table) of the key whose row mixes numbers from before and after a change, or None.
+        num_unmade: the number of rows that were being made, 0 or 1. Their keys have no row now.
+        cut: the pushes that must be sent again. A torn row counts as served.
     """
 
     torn: tuple[int, int] | None
@@ -47,10 +47,10 @@ def repair(memory: ShardMemory, listed: Bools) -> Repaired:
     """Repairs a shard. Call it before any verb. A repair that was cut short can run again.
 
     Args:
-        listed: bool[T], whether a table keeps its rows in a list.
+        listed: bool[T], True for tables that keep their rows in a list.
 
     Raises:
-        StorageFullError: no memory for the index.
+        StorageFullError: there is no memory for the index.
     """
     arrays, state = memory.arrays, memory.arrays.state
     kind, row, _ = noted(int(state[layout.AMID]))
@@ -78,7 +78,7 @@ def repair(memory: ShardMemory, listed: Bools) -> Repaired:
 
 
 def _in_order(arrays: Shard, table: int, live: Ints) -> Ints:
-    """Returns all rows of a table, oldest first, if its list is complete enough to tell."""
+    """Returns all rows of a table, oldest first. Orders rows by last use if the list misses more than one row."""
     mine = live[arrays.meta[live, layout.TABLE] == table]
     rows_ever = int(arrays.state[layout.ROWS_EVER])
     seen, ordered = np.zeros(rows_ever, np.uint8), np.empty(rows_ever, np.int32)

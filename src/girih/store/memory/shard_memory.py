@@ -1,7 +1,7 @@
-"""The arrays of one shard on their arena, and their growth. Rows grow in place, and the index grows into fresh memory.
+"""The arrays of one shard in their arena, and their growth. Rows grow in place. The index grows into new memory.
 
-Growth does not stop other work. Memory is claimed and returned in pieces. The slots of the index move gradually,
-while keys are added (see ``kernels.cpu.index``).
+Growth does not stop other work. Memory is claimed and returned in pieces. The slots of the index are copied to the
+larger index step by step, while keys are added (see ``kernels.cpu.index``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAST_GROWTH_ROWS = 1 << 12
 _CLAIMED_BYTES = 32 << 20
 _MOST_MOVED_BY_A_READ = 1 << 16  # slots: half a huge page of the next index
 _RETURNED_BYTES = 4 << 20  # whole huge pages
-_STRETCHES = 4  # stretches that fill a save's log: the log is emptied when the next one might not fit
+_STRETCHES = 4  # slices of keys that fill a save's log; the log is emptied when the next slice might not fit
 _SPILL_SLOTS = 1 << 16  # a cluster that begins in claimed memory ends in claimed memory
 
 
@@ -45,12 +45,12 @@ MOST_LEFT = (1 << 20) - 1
 
 
 class Keeper(Protocol):
-    """A running save, as verbs see it."""
+    """A running save. Verbs call it before they change rows."""
 
     most_records: int
 
     def make_room(self, num_records: int) -> None:
-        """Makes sure that ``num_records``, at most ``most_records``, can be kept."""
+        """Makes room for the old values of ``num_records`` records, at most ``most_records``."""
 
 
 class TableCounts(ABC):
@@ -58,14 +58,14 @@ class TableCounts(ABC):
 
     @abstractmethod
     def table_counts(self) -> Longs:
-        """Returns int64[T, 16] on the host; for columns see :mod:`girih.kernels.cpu.layout`."""
+        """Returns the counters of each table, int64[T, 16], on the host. See :mod:`girih.kernels.cpu.layout`."""
 
     def num_rows_of(self, table: int) -> int:
-        """Rows of one table."""
+        """Returns the number of rows of one table."""
         return int(self.table_counts()[table, layout.TABLE_ROWS])
 
     def rows_of_tables(self) -> list[int]:
-        """Rows of each table."""
+        """Returns the number of rows of each table."""
         rows: list[int] = self.table_counts()[:, layout.TABLE_ROWS].tolist()
         return rows
 
@@ -85,12 +85,12 @@ class ShardMemory(TableCounts):
     """The memory of a shard.
 
     Attributes:
-        arrays: the arrays for kernels; replaced when growth of the index begins or ends.
+        arrays: the arrays for kernels. They are replaced when growth of the index begins or ends.
         lock: held while arrays change, and while a save copies some of them.
         pushes: the pushes that were applied or cut short.
-        saving: keeps records for a running save; None without a save.
+        saving: keeps records for a running save, or None without a save.
         num_returned_slots: slots of a growing index whose memory was returned to the system.
-        noted_since: the name of the moment since which changes are recorded; None records nothing.
+        noted_since: the name of the moment since which changes are recorded, or None if changes are not recorded.
     """
 
     def __init__(self, arena: Arena, num_columns: int, num_words: int) -> None:
@@ -130,7 +130,7 @@ class ShardMemory(TableCounts):
 
     @property
     def num_rows(self) -> int:
-        """Rows of all tables."""
+        """The number of rows of all tables."""
         return int(self.arrays.state[layout.NUM_ROWS])
 
     def table_counts(self) -> Longs:
@@ -139,7 +139,7 @@ class ShardMemory(TableCounts):
 
     @property
     def last_step(self) -> int:
-        """The largest step seen; 0 before the first step."""
+        """The largest step seen, or 0 before the first step."""
         return int(self.arrays.state[layout.LAST_STEP])
 
     def check_open(self) -> None:
@@ -165,7 +165,7 @@ class ShardMemory(TableCounts):
     def setting(self) -> Iterator[int]:
         """Marks the arena like :meth:`changing` while rows are set.
 
-        Yields the step of the setting, and counts no reads.
+        Yields the step of this change. Counters of reads stay unchanged.
         """
         step = min(self.last_step + 1, LAST_STEP)
         with self.changing():
@@ -180,11 +180,9 @@ class ShardMemory(TableCounts):
             yield
 
     def stretches(self, num_keys: int, records_per_key: int, first: int = 0) -> Iterable[slice]:
-        """Yields all keys from ``first`` on in one slice.
+        """Splits the keys from ``first`` on into slices for whose old records a running save has room.
 
-        During a save, yields slices whose records the save has room for.
-
-        Call it only during a change.
+        Without a save, yields all keys in one slice. Call this method only during a change.
         """
         if self.saving is None:
             return (slice(first, num_keys),) if first < num_keys else ()
@@ -202,12 +200,12 @@ class ShardMemory(TableCounts):
             yield slice(start, stop)
 
     def make_room(self, num_records: int) -> None:
-        """Asks a running save to make room for ``num_records``."""
+        """Asks a running save to make room for the old values of ``num_records`` records."""
         if self.saving is not None:
             self.saving.make_room(num_records)
 
     def begin_saving(self, keeper: Keeper, num_chunks: int, num_records: int, num_logged: int) -> None:
-        """Starts to keep records before they change. The caller must still fill in ``saving``.
+        """Starts to keep the old values of records before they change. The caller must still fill the array ``saving``.
 
         Raises:
             ConfigError: another save is running.
@@ -230,7 +228,7 @@ class ShardMemory(TableCounts):
         self.arrays = self.arrays._replace(**NO_SAVE)
 
     def note_changes(self, since: int) -> None:
-        """Records from now on the rows that change and the keys whose rows leave. Forgets earlier records."""
+        """Starts to record the rows that change and the keys whose rows leave. Forgets earlier records."""
         arrays = self.arrays
         if not len(arrays.left):  # only address space until rows change
             num_bytes = -(-self.arena.reserve_rows // 8)
@@ -242,7 +240,7 @@ class ShardMemory(TableCounts):
         self.noted_since = since
 
     def forget_changes(self) -> None:
-        """Ends the recording of changes, because the current rows do not follow from the earlier rows."""
+        """Ends the recording of changes. Called when all rows were replaced, so that changes cannot describe them."""
         self.noted_since = None
         self.arrays = self.arrays._replace(**NO_NOTES)
 
@@ -263,7 +261,7 @@ class ShardMemory(TableCounts):
         state[layout.ROWS_COMMITTED] = wanted
 
     def grow_index(self) -> None:
-        """Serves a full index: starts its growth, claims more memory, or ends its growth.
+        """Makes room in a full index: starts its growth, claims more memory, or ends its growth.
 
         Raises:
             StorageFullError: there is no more memory. The index is unchanged.
@@ -288,9 +286,9 @@ class ShardMemory(TableCounts):
             self.num_returned_slots = 0
 
     def grow_on(self, num_keys: int) -> None:
-        """Moves some slots of a growing index, so that growth also ends if no new keys come.
+        """Copies some slots of a growing index to the larger index, so that growth also ends without new keys.
 
-        A search in both sizes takes twice as long as a search in one.
+        During growth, a search in both indexes takes twice as long as a search in one index.
         """
         state = self.arrays.state
         if state[layout.GROWING] and state[layout.GROW_MOVED] >= state[layout.GROW_CLAIMED]:
@@ -302,7 +300,7 @@ class ShardMemory(TableCounts):
             index.move_slots(self.arrays, min(2 * num_keys, _MOST_MOVED_BY_A_READ))
 
     def reserve_index(self, more: int) -> None:
-        """Makes sure that ``more`` keys can be added without growth. Grows at once if necessary.
+        """Makes sure that ``more`` keys can be added without growth. If necessary, grows the index in this call.
 
         Raises:
             StorageFullError: there is no more memory.
@@ -319,12 +317,12 @@ class ShardMemory(TableCounts):
             self.grow_index()
 
     def renew_index(self, num_rows: int) -> None:
-        """Starts with an empty index for ``num_rows`` keys and some more, regardless of a growth that was interrupted.
+        """Creates an empty index with room for more than ``num_rows`` keys. Discards a growth that was interrupted.
 
         Raises:
             StorageFullError: there is no more memory.
         """
-        # up to four times the slots are used if a process was killed while one index replaced the other
+        # A process that was killed while one index replaced the other may have left up to four times the slots.
         used = 4 * SLOT_BYTES * int(self.arrays.state[layout.INDEX_SLOTS])
         for side in map(_side, range(2)):
             self.arena.clear(side, 0, min(used, self.arena.size_bytes(side)))
@@ -335,7 +333,7 @@ class ShardMemory(TableCounts):
         self._see_index()
 
     def give_back(self) -> None:
-        """Returns memory of moved slots to the system, piece by piece."""
+        """Returns the memory of slots that were copied to the larger index to the system, piece by piece."""
         state = self.arrays.state
         start, piece = int(state[layout.GROW_START]), _RETURNED_BYTES // SLOT_BYTES
         moved, num_slots = start + int(state[layout.GROW_MOVED]), int(state[layout.INDEX_SLOTS])
@@ -373,7 +371,7 @@ class ShardMemory(TableCounts):
 
     @property
     def num_next_slots(self) -> int:
-        """Slots of the next index that have memory. Memory returned to the system is in neither index."""
+        """The number of slots of the larger index that have memory, without memory that was returned to the system."""
         state = self.arrays.state
         if not self.arena.is_claimed_ahead:
             return 2 * int(state[layout.GROW_MOVED])
@@ -389,12 +387,12 @@ class ShardMemory(TableCounts):
 
 
 def index_bytes(num_rows: int) -> int:
-    """Returns the bytes of the index of ``num_rows`` rows when it does not grow, if no row ever left."""
+    """Returns the bytes of an index for ``num_rows`` rows while it does not grow, if no row ever left."""
     return SLOT_BYTES * max(_FIRST_SLOTS, index_slots(num_rows))
 
 
 def _claim_slots(memory: ShardMemory, num_slots: int) -> None:
-    """Claims memory for twice the next piece of slots that will move."""
+    """Claims memory in the larger index for the next piece of slots: twice the size of the piece."""
     state = memory.arrays.state
     start, claimed = int(state[layout.GROW_START]), int(state[layout.GROW_CLAIMED])
     wanted = num_slots
@@ -413,7 +411,7 @@ def _side(number: int) -> str:
 
 
 def _set_index(state: Longs, side: int, num_slots: int) -> None:
-    """Starts with an index of ``num_slots`` that does not grow."""
+    """Sets the state to an empty index of ``num_slots`` that does not grow."""
     state[layout.INDEX_SIDE], state[layout.INDEX_SLOTS] = side, num_slots
     state[layout.INDEX_SHIFT] = layout.TAG_BITS - num_slots.bit_length() + 1
     state[[layout.GROWING, layout.GROW_START, layout.GROW_MOVED, layout.GROW_CLAIMED]] = 0

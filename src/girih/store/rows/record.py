@@ -30,10 +30,10 @@ class RowLayout:
     """The layout of the rows in one shard of a group.
 
     Attributes:
-        num_words: V, with meta and padding.
+        num_words: the 32-bit words of a row with meta and padding, V.
         kernel: segments, their optimizers' state and the tables' rules, for kernels.
-        num_cells: bytes of all Bloom filters of this shard.
-        first_hyper: float64[S, 8], hyperparameters with which the state of a new row begins.
+        num_cells: the bytes of all Bloom filters of this shard.
+        first_hyper: float64[S, 8], the hyperparameters that set the initial optimizer state of a new row.
         description: the description that an arena or a snapshot must match, as plain values for JSON.
     """
 
@@ -60,7 +60,7 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
     """Lays out the rows of one shard of a group.
 
     Raises:
-        ConfigError: a dtype that rows cannot have.
+        ConfigError: the dtype is not supported for rows.
     """
     if spec.dtype not in DTYPES:
         raise ConfigError(f"group {spec.name!r}: dtype = {spec.dtype!r}: expected one of {', '.join(DTYPES)}")
@@ -96,7 +96,7 @@ def row_layout(spec: GroupSpec, shard: int, num_shards: int) -> RowLayout:
 
 
 def without_values(row_layout: RowLayout, num_words: int) -> RowLayout:
-    """Returns a layout without segments, in ``num_words`` words: the meta, and other words that the caller defines."""
+    """Returns a layout without segments, of ``num_words`` words: the meta, and other words that the caller defines."""
     kernel, num_tables = row_layout.kernel, len(row_layout.kernel.rules)
     bare = kernel._replace(
         dtype=layout.FLOAT32,
@@ -141,9 +141,9 @@ def _describe(spec: GroupSpec, shard: int, num_shards: int) -> Description:
 
 
 def without_hyperparameters(description: Description) -> dict[str, object]:
-    """Returns the part of a description that memory must agree with.
+    """Returns a description without the hyperparameters of optimizers.
 
-    The hyperparameters of optimizers are left out, because they may change.
+    Existing memory must match this part. Hyperparameters may change between runs.
     """
     segments = [{**s, "optimizer": s["optimizer"]["name"]} for s in description["segments"]]
     return {**description, "segments": segments}

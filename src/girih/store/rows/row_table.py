@@ -18,14 +18,14 @@ from girih.store.rows.record import RowLayout
 from girih.store.spec import Floats, Ints, Longs
 
 LFU_SHARE = 16
-# Records that a save must have room for. A drop changes a row and its neighbours. A read also changes the newest row
-# and the new row, or the Bloom cells of a key.
+# The number of records per key that a save must have room for. A drop changes a row and its neighbours. A read also
+# changes the newest row and the new row, or the Bloom cells of a key.
 _RECORDS_PER_DROP, _RECORDS_PER_READ = 3, 8
 _UNBOUNDED = 1 << 31
 
 
 def moments(rules: NDArray[np.int64], step: int, clock: Clock) -> Longs:
-    """Returns the step, or the second, by which each table measures age, int64[T].
+    """Returns the current time of each table, int64[T]: the step, or the second if the table counts seconds.
 
     See :class:`girih.kernels.cpu.layout.Layout`.
     """
@@ -40,9 +40,9 @@ class ReadTarget(NamedTuple):
     """Memory that a read writes.
 
     Attributes:
-        out: float32[U, W], except rows that are in the shard and whose addresses are requested.
+        out: float32[U, W]. If addresses are requested, rows that are in the shard are not copied to ``out``.
         addresses: int64[U]: see :meth:`Store.lookup`.
-        rows: int32[U], the result, incomplete if an error is raised; new memory if None.
+        rows: int32[U], the result, incomplete if an error is raised. None allocates new memory.
         known: int32[U]: the row numbers before the read made new rows.
     """
 
@@ -56,8 +56,8 @@ class MadeRows(NamedTuple):
     """The rows of keys that :meth:`RowTable.make` found or made.
 
     Attributes:
-        rows: int32[U], -1 for none. known: int32[U], the rows that existed before.
-        full: the error that ended the call; all keys before it were served.
+        rows: int32[U], -1 for keys without a row. known: int32[U], the rows that existed before.
+        full: the error that ended the call. All keys before this point were served.
     """
 
     rows: Ints
@@ -69,7 +69,7 @@ class RowTable:
     """The rows of a shard's keys. :class:`Store` checks the arguments.
 
     Args:
-        clock: seconds since 1970, for tables whose rows expire after some seconds.
+        clock: returns seconds since 1970, for tables whose rows expire after some seconds.
     """
 
     def __init__(self, memory: ShardMemory, row_layout: RowLayout, clock: Clock) -> None:
@@ -81,11 +81,11 @@ class RowTable:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of memory that is kept between calls."""
+        """Bytes of the memory that is kept between calls."""
         return self._tags.nbytes
 
     def now(self, step: int) -> Longs:
-        """Returns int64[T]: the step, or the second, by which each table measures age."""
+        """Returns the current time of each table, int64[T]: the step, or the second if the table counts seconds."""
         return moments(self._rules, step, self._clock)
 
     def read(self, keys: Keys, now: Longs, step: int, target: ReadTarget, *, forced: bool = False) -> Ints:
@@ -95,10 +95,10 @@ class RowTable:
             now: int64[T], see :meth:`now`.
 
         Returns:
-            int32[U]: row numbers, -1 for none.
+            int32[U]: the row number of each key, or -1 if the key has no row.
 
         Raises:
-            StorageFullError: no memory for more rows. All keys before this point were served.
+            StorageFullError: there is no memory for more rows. All keys before this point were served.
         """
         memory, kernel = self._memory, self._kernel
         ids, tables, counts, _ = keys
@@ -142,7 +142,7 @@ class RowTable:
         return rows
 
     def make(self, keys: Keys, now: Longs, step: int, *, forced: bool = False) -> MadeRows:
-        """Finds or makes rows as :meth:`read` does, if the values are not in the rows."""
+        """Finds or makes rows like :meth:`read`, without values. Stores with several tiers use this method."""
         num_keys = len(keys.ids)
         full: BaseException | None = None
         rows, known = np.full(num_keys, layout.NO_ROW, np.int32), np.zeros(num_keys, np.int32)
@@ -165,7 +165,7 @@ class RowTable:
         return rows
 
     def expire(self, step: int) -> Longs:
-        """Removes rows that were not used for too long. Returns the moments by which age is measured (:meth:`now`)."""
+        """Removes rows that were not used for too long. Returns the current times of the tables; see :meth:`now`."""
         now = moments(self._rules, step, self._clock)
         for part in self._memory.stretches(_UNBOUNDED, _RECORDS_PER_DROP) if self._any_expire else ():
             most = part.stop - part.start
@@ -174,7 +174,7 @@ class RowTable:
         return now
 
     def drop(self, rows: Ints) -> int:
-        """Removes rows and returns how many. Each row occurs once, and -1 stands for no row."""
+        """Removes rows and returns their number. Each row occurs once, and -1 stands for no row."""
         dropped = 0
         for part in self._memory.stretches(len(rows), _RECORDS_PER_DROP):
             dropped += update.drop_rows(self._memory.arrays, self._kernel, rows[part])
@@ -188,7 +188,10 @@ class RowTable:
         return rows
 
     def evict_least_used(self, table: int, step: int, wanted: int) -> int:
-        """Removes the rows with the lowest counts, ties by last use, except rows used at ``step``. Returns how many."""
+        """Removes up to ``wanted`` rows with the lowest counts, and returns their number.
+
+        Among equal counts, the row with the earlier last use leaves first. Rows used at ``step`` stay.
+        """
         rows = self.oldest_first(table)
         meta = self._memory.arrays.meta
         counts, last_used = meta[rows, layout.COUNT], meta[rows, layout.LAST_USED]

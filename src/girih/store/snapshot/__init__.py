@@ -1,1 +1,1 @@
-"""The state of a shard at one moment: read while the shard is in use, written to a file, restored."""
+"""Snapshots: the state of a shard at one moment. They are taken while the shard is in use, saved and restored."""

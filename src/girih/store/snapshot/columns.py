@@ -39,7 +39,10 @@ Chunk: TypeAlias = dict[str, NDArray[Any]]
 
 
 class Column(NamedTuple):
-    """A column: its name, its dtype in the file, its first byte in a row, its width (0: one number per row)."""
+    """A column: its name, its dtype in the file, its first byte in a row, and its width.
+
+    Width 0 means one number per row.
+    """
 
     name: str
     tag: str
@@ -83,7 +86,7 @@ def value_columns(description: Description) -> list[Column]:
 
 
 def bloom_tensors(row_layout: RowLayout) -> list[StoredTensor]:
-    """Returns the filters of the tables that have one."""
+    """Returns the Bloom filters of the tables that have one."""
     cells = [row_layout.cells_of(number) for number in range(len(row_layout.description["tables"]))]
     return [
         StoredTensor(f"bloom.{table['name']}", "U8", (part.stop - part.start,))
@@ -115,7 +118,7 @@ def wrong_rows(arrays: Mapping[str, NDArray[Any]], description: Description, *, 
 
 
 def wrong_keys(ids: Longs, tables: Ints, num_tables: int, shard: int, num_shards: int) -> str:
-    """Returns why these cannot be keys of a shard, int64[n] and int32[n], or "" if they can."""
+    """Returns why the keys, int64[n] and int32[n], cannot belong to a shard, or "" if they can."""
     if wrong := wrong_tables(tables, num_tables):
         return wrong
     if _any_twice(ids, tables):
@@ -126,7 +129,7 @@ def wrong_keys(ids: Longs, tables: Ints, num_tables: int, shard: int, num_shards
 
 
 def wrong_tables(tables: Ints, num_tables: int) -> str:
-    """Returns why these cannot be table numbers of rows, int32[n], or "" if they can."""
+    """Returns why the numbers, int32[n], cannot be table numbers of rows, or "" if they can."""
     if not tables.size or 0 <= tables.min() <= tables.max() < num_tables:
         return ""
     return f"column 'tables' has values outside [0, {num_tables})"
@@ -145,8 +148,8 @@ def _any_twice(ids: Longs, tables: Ints) -> bool:
 def _wrong_lists(arrays: Mapping[str, NDArray[Any]], description: Description) -> str:
     """Returns why the lists are wrong, or "" if they are correct.
 
-    A list must stay in its table, because verbs trust its number of rows. A table without a list may have had one
-    before.
+    All rows of a list must belong to its table, because verbs trust the table's number of rows. A table without a list
+    may have had a list before.
     """
     rows, newer, tables = (arrays[name] for name in ("rows", "newer", "tables"))
     table_of = np.full(description["rows_ever"], -1, np.int32)

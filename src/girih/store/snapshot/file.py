@@ -47,12 +47,12 @@ class SnapshotFile:
     If a file has more row numbers (``rows_ever``) than bytes, its lists are ignored.
 
     Args:
-        file: the file that :func:`write_rows` wrote; may be closed afterwards.
-        where: its name in errors.
-        checksums: the checksums that :func:`write_rows` returned; without them, only the format is checked.
+        file: the file that :func:`write_rows` wrote. The caller may close it afterwards.
+        where: the file's name in errors.
+        checksums: the checksums that :func:`write_rows` returned. Without them, only the format is checked.
 
     Raises:
-        CheckpointError: damaged, or not a shard of girih.
+        CheckpointError: the file is damaged, or is not a shard of girih.
     """
 
     def __init__(self, file: IO[bytes], where: str, checksums: Mapping[str, int] | None = None) -> None:
@@ -80,13 +80,14 @@ class SnapshotFile:
             self.description["linked"] = self.description["rows_ever"] <= max(header.size, _FEW_ROWS)
 
     def verify(self, columns: Iterable[str] | None = None) -> None:
-        """Reads the file, compares checksums and checks the rows. Later calls return at once.
+        """Reads the file, compares checksums and checks the rows. Later calls return immediately.
 
         Args:
-            columns: only these columns are read. Must include ids and tables. Lists are not checked.
+            columns: reads only these columns, which must include ids and tables. In this case, lists are not checked.
 
         Raises:
-            CheckpointError: damaged, NaN, a duplicate key, or a table, number or neighbour that no row can have.
+            CheckpointError: the file is damaged, or has NaN, a duplicate key, or an invalid table number, row number
+                or list neighbour.
         """
         if self._is_verified:
             return
@@ -98,10 +99,11 @@ class SnapshotFile:
         self._is_verified = columns is None
 
     def check_columns(self, names: Iterable[str]) -> None:
-        """Reads some columns, compares their checksums, and checks each value alone.
+        """Reads some columns, compares their checksums, and checks each value by itself.
 
         Raises:
-            CheckpointError: damaged, NaN, or a table that no row can have. KeyError: an unknown column.
+            CheckpointError: the file is damaged, or has NaN or an invalid table number.
+            KeyError: a column is unknown.
         """
         tags = {column.name: column.tag for column in self._columns}
         for name in names:
@@ -129,15 +131,15 @@ class SnapshotFile:
         ]
 
     def column(self, name: str) -> NDArray[Any]:
-        """Returns a whole column, mapped, not copied.
+        """Returns a whole column, mapped without a copy.
 
         Raises:
-            KeyError: an unknown column.
+            KeyError: a column is unknown.
         """
         return self._arrays[name]
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the columns of some rows at a time, mapped, not copied."""
+        """Yields the columns of some rows at a time, mapped without a copy."""
         row_bytes = sum(column.num_bytes for column in self._columns)
         size = max(_LEAST_CHUNK, _CHUNK_BYTES // row_bytes)
         for start in range(0, self.num_rows, size):
@@ -145,7 +147,7 @@ class SnapshotFile:
 
 
 def add_newest_uses(newest: dict[str, int], file: SnapshotFile) -> None:
-    """Adds the second of the newest use of each table that counts seconds, as its rows count seconds."""
+    """Updates ``newest`` with the last use, in seconds, of each table that counts the age of rows in seconds."""
     used, numbers = file.column("last_used"), file.column("tables")
     for number, table in enumerate(file.description["tables"]):
         if counts_seconds(table) and len(table_uses := used[numbers == number]):
@@ -156,7 +158,7 @@ def describe_header(header: TensorHeader, where: str) -> Description:
     """Returns the description at the start of a shard's file; see :class:`girih.store.Snapshot`.
 
     Raises:
-        CheckpointError: damaged, or not a shard of girih.
+        CheckpointError: the file is damaged, or is not a shard of girih.
     """
     if header.metadata.get("kind") != _KIND:
         raise CheckpointError(f"{where}: not a shard of girih; expected a file of a checkpoint's tables")
@@ -172,7 +174,7 @@ def describe_header(header: TensorHeader, where: str) -> Description:
 
 
 def _check(description: Description) -> None:
-    """Refuses numbers that would mislead a reader."""
+    """Refuses descriptions with impossible numbers or missing names."""
     names = [table["name"] for table in description["tables"]]
     num_tables = len(names)
     if (
@@ -207,7 +209,7 @@ class WritableRows(Protocol):
     """Rows that can be written: a snapshot, or the remaining rows of a file.
 
     Attributes:
-        description: see :class:`girih.store.Snapshot`. num_rows: n.
+        description: see :class:`girih.store.Snapshot`. num_rows: the number of rows, n.
     """
 
     @property
@@ -238,8 +240,8 @@ def write_rows(source: WritableRows, sink: Sink, where: str) -> FileFacts:
     """Writes a snapshot to an empty file. Errors name the file ``where``.
 
     Returns:
-        ``{"bytes": size of the file, "rows": n, "crc32": {column: checksum}}``; the header's checksum is at
-            :data:`~girih.store.snapshot.tensorfile.HEADER`.
+        ``{"bytes": size of the file, "rows": n, "crc32": {column: checksum}}``. The key
+            :data:`~girih.store.snapshot.tensorfile.HEADER` of ``crc32`` has the header's checksum.
 
     Raises:
         StorageFullError: the disk is full.

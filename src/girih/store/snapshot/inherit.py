@@ -1,9 +1,10 @@
 """Loads matching rows of an earlier run as the first rows of a new run.
 
-The tables may have other columns or optimizers.
+The new run's tables may have other columns or optimizers.
 
-Steps start again, but rows keep their relative age. A row's last use is as many steps before the new run's first step
-as it was before the earlier run's last step. Rows of tables that count seconds keep their seconds.
+Step numbers start again, but rows keep their relative age. Example: a row that was last used 10 steps before the
+earlier run's last step counts as used 10 steps before the new run's first step. Rows of tables that count seconds keep
+their seconds.
 
 Shapes: K rows of a chunk, W columns of a row that training sees.
 """
@@ -34,13 +35,13 @@ MOMENTS = ("adam",)
 
 
 class Fit(NamedTuple):
-    """The part of saved rows that rows with another description can take.
+    """The columns of saved rows that rows with another description can use.
 
     Attributes:
-        segments: names of the segments that match. states: the names whose optimizer state also matches.
-        why_not: why no segment matches; empty if one does.
-        why_begins: why a segment's optimizer state starts from its initial values; empty if all matching segments
-            keep their state.
+        segments: the names of the segments that match. states: the segments whose optimizer state also matches.
+        why_not: why no segment matches, or an empty text if a segment matches.
+        why_begins: why a segment's optimizer state starts from its initial values, or an empty text if all matching
+            segments keep their state.
     """
 
     segments: tuple[str, ...]
@@ -50,7 +51,7 @@ class Fit(NamedTuple):
 
 
 def fit_of(theirs: Description, ours: Description) -> Fit:
-    """Returns the part of rows of one description that rows of another description can take."""
+    """Returns the columns of rows of one description that rows of another description can use."""
     if theirs["dtype"] != ours["dtype"]:
         return Fit((), (), f"dtype {theirs['dtype']} there, {ours['dtype']} here", "")
     known = {segment["name"]: segment for segment in theirs["segments"]}
@@ -75,9 +76,9 @@ def fit_of(theirs: Description, ours: Description) -> Fit:
 
 
 def inherit(values: Values, sources: Sequence[RowSource]) -> None:
-    """Replaces the content of a shard by the matching part of sources; see :meth:`girih.store.Store.inherit`.
+    """Replaces the content of a shard by the matching columns of sources; see :meth:`girih.store.Store.inherit`.
 
-    Lists of tables are ordered by last use. Bloom filters are kept if the table has the same number and size.
+    Lists of tables are ordered by last use. Bloom filters are kept if the table's number and the filter's size match.
     Counters start at 0.
     """
     values.clear()

@@ -26,21 +26,21 @@ class RowSource(Protocol):
     """The rows of a shard as columns: a snapshot or its file.
 
     Attributes:
-        where: for errors.
+        where: the source's name in errors.
     """
 
     where: str
 
     @property
     def description(self) -> Description:
-        """See :class:`Snapshot`."""
+        """The description of the rows; see :class:`Snapshot`."""
         ...
 
     def verify(self) -> None:
         """Raises :class:`CheckpointError` if the source is damaged."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the columns of some rows at a time. Readers use their table and row numbers unchecked."""
+        """Yields the columns of some rows at a time. Readers do not check the table and row numbers."""
 
     def bloom(self, table: str) -> NDArray[np.uint8] | None:
         """Returns a table's Bloom cells of this shard, or None if it has none."""
@@ -49,12 +49,13 @@ class RowSource(Protocol):
 def restore(values: Values, sources: Sequence[RowSource], optimizer_state: bool) -> None:
     """Replaces the content of a shard by sources that :func:`check_sources` accepts; see :meth:`Store.restore`.
 
-    If one whole snapshot gave all rows of a table, the table's list keeps its order. This is so when N shards restore
-    from the N files of N shards. Otherwise the list is ordered by last use, then by source. The same order is used if
-    a file has more row numbers than bytes: 99 % of its rows were evicted, or the file was crafted.
+    If all rows of a table come from one whole snapshot, the table's list keeps its order. This is the case if N shards
+    restore from the N files of N shards. Otherwise the list is ordered by last use, then by source. Lists are also
+    ordered by last use if a file has more row numbers than bytes. In this case 99 % of its rows were evicted, or the
+    file was crafted.
 
-    Bloom filters are kept, and added up if shards were joined. If a table's number or its filter's size changed, its
-    filter starts empty. Counters go to shard 0 if the number of shards changed.
+    Bloom filters are kept. Filters of joined shards are added up. If a table's number or its filter's size changed,
+    the filter starts empty. If the number of shards changed, shard 0 gets the counters.
     """
     values.clear()
     num_givers = np.zeros(len(values.spec.tables), np.int64)
@@ -76,8 +77,8 @@ def check_sources(
         ours: the description of the store's rows.
 
     Raises:
-        CheckpointError: damage, another dtype, dim, segment or optimizer, a table that the store does not have, or a
-            table that no source has. Names the tables.
+        CheckpointError: a source is damaged, or has another dtype, dim, segment or optimizer. Or a source has a table
+            that the store does not have, or the store has a table that no source has. The message names the tables.
     """
     known = [table["name"] for table in ours["tables"]]
     allowed, seen = {*known, *elsewhere}, set[str]()
@@ -137,7 +138,7 @@ def _load_rows(values: Values, source: RowSource, optimizer_state: bool) -> Long
     """Loads the rows of a source that belong to this shard, and restores the links of the tables' lists.
 
     Returns:
-        int64[T]: for each table, 0 if the source gave no row, 1 if it gave some, 2 if the order of these is unknown.
+        int64[T]: for each table, 0 if the source gave no row, 1 if it gave rows, 2 if it gave rows of unknown order.
     """
     description, numbers = source.description, table_numbers(values, source)
     linked = description["linked"]
@@ -171,7 +172,7 @@ def load_keys(
 
     Args:
         theirs: the description of the source. numbers: see :func:`table_numbers`.
-        goes_on: True continues the source's steps; False counts steps from the start.
+        goes_on: True continues the source's step numbers. False counts steps from the start.
 
     Returns:
         The index of each key in the chunk, int64[K], its table and its row, int32[K].
@@ -200,8 +201,8 @@ def _last_uses(
     If the source used another unit, the last use is now.
 
     Args:
-        theirs: the description of the source. goes_on: True continues the source's steps; False counts steps from the
-            start.
+        theirs: the description of the source.
+        goes_on: True continues the source's step numbers. False counts steps from the start.
     """
     last_step = int(theirs["last_step"])
     in_seconds = np.array([counts_seconds(table) for table in theirs["tables"]])
@@ -236,7 +237,7 @@ def add_bloom(values: Values, source: RowSource) -> None:
 
 
 def order_lists(values: Values, tables: NDArray[np.bool_]) -> None:
-    """Orders the lists of ``tables``, bool[T], by last use, ties in the order of the sources."""
+    """Orders the lists of ``tables``, bool[T], by last use. Rows with equal last use keep the order of the sources."""
     arrays = values.memory.arrays
     for table in np.flatnonzero(tables & values.layout.listed):
         rows = values.rows.oldest_first(int(table))
@@ -268,7 +269,10 @@ def _latest(sources: Sequence[RowSource]) -> dict[tuple[int, int, tuple[str, ...
 
 
 def shrink_to_bounds(values: Values) -> None:
-    """Evicts rows above ``max_rows``, which may be lower than before, or rounded differently."""
+    """Evicts rows above ``max_rows``.
+
+    The limit may be lower than in the snapshot, or rounded differently because the number of shards changed.
+    """
     rules = values.layout.kernel.rules
     for table in np.flatnonzero(values.layout.listed):
         surplus = values.memory.num_rows_of(int(table)) - int(rules[table, layout.MAX_ROWS])

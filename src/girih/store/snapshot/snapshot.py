@@ -1,13 +1,13 @@
-"""The state of a store at one moment, read while verbs run. It copies on write, chunk by chunk.
+"""The state of a store at one moment, read while verbs run. Rows are copied on write, chunk by chunk.
 
     rows 0 … R (chunks of up to 8 MB)              copied under the lock, one chunk at a time, in order
     ├── copied ──┼── not yet ──────────────┤
                         ▲ a verb writes here: it first copies the old record to the log, once
                         log (8 MB) ── full ──► a file without a name, grouped by chunk
 
-The reader copies a chunk in its current state, then overwrites it with the records of the log and the file. At the
-start, a snapshot takes only the numbers of tables and the counters. This cost does not grow with the rows, except for
-one bit per row.
+The reader copies a chunk in its current state. Then it overwrites the copy with the old records from the log and the
+file. At the start, a snapshot copies only the numbers of tables and the counters. The cost of the start does not grow
+with the number of rows, except for one bit per row.
 
 Memory: one bit per row, the log and up to 16 copies of it that wait to be written, and two chunks for the reader.
 
@@ -47,9 +47,9 @@ class SpillFile:
     """A file for records that one thread spills. Another thread may read them back at the same time.
 
     Args:
-        directory: the directory of the file, which never has a name there.
-        most_records: L. num_words: V.
-        num_bytes: spilled so far.
+        directory: the directory of the file. The file has no name.
+        most_records: the maximum number of records per spill, L. num_words: the words of a row, V.
+        num_bytes: the number of bytes spilled so far.
     """
 
     def __init__(self, directory: str | os.PathLike[str], most_records: int, num_words: int) -> None:
@@ -66,12 +66,12 @@ class SpillFile:
     def add(self, gather: Callable[[Ints, Longs], int], num_chunks: int) -> None:
         """Spills the records that ``gather`` writes to int32[L, 1 + V], chunk by chunk.
 
-        ``gather`` also sets their ends, int64[num_chunks].
+        ``gather`` also sets the end of each chunk's records, int64[num_chunks].
 
         Waits only if :data:`_MOST_BUFFERS` earlier spills are not written yet.
 
         Raises:
-            OSError: the file cannot be made. Later errors are raised in :meth:`of_chunk`.
+            OSError: the file cannot be created. Later errors are raised in :meth:`of_chunk`.
         """
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
@@ -118,20 +118,21 @@ _LOG_BYTES = 8 << 20
 
 
 class Snapshot:
-    """A shard at the moment when this object was made. :meth:`Store.snapshot` makes it, and its caller closes it.
+    """The state of a shard at the moment when this object was created.
 
-    One thread reads the snapshot while another uses the store. Rows come in the order of their numbers, without free
-    rows. If tables keep lists, ``rows`` and ``newer`` give the number of each row and of the next newer row.
+    :meth:`Store.snapshot` creates it, and the caller of that method closes it. One thread reads the snapshot while
+    another uses the store. Rows are in the order of their numbers, without free rows. If tables keep lists, the columns
+    ``rows`` and ``newer`` give the number of each row and of the next newer row.
 
     Args:
         directory: the directory for records that do not fit into the log; by default the system's directory for
             temporary files.
 
     Attributes:
-        where: for errors.
-        description: the layout, tables, counters (one mapping per table) and last step, as plain values; ``oldest``
-            is the first row of each table's list, ``rows_ever`` is above all row numbers.
-        num_rows: n.
+        where: the snapshot's name in errors.
+        description: the layout, tables, counters (one mapping per table) and last step, as plain values. ``oldest``
+            is the first row of each table's list. ``rows_ever`` is larger than all row numbers.
+        num_rows: the number of rows, n.
         most_records: the capacity of the log.
     """
 
@@ -182,7 +183,7 @@ class Snapshot:
         """Yields the columns of some rows at a time. The next chunk overwrites the arrays.
 
         Raises:
-            StorageFullError: no room for records that verbs changed since.
+            StorageFullError: there is no room for the old records of rows that verbs changed.
         """
         num_words, size = self._memory.arrays.meta.shape[1], 1 << self._chunk_bits
         records = np.empty((min(size, self._rows_ever), num_words), np.int32)
@@ -233,7 +234,7 @@ class Snapshot:
         """Does nothing, because rows in memory were checked when they were loaded."""
 
     def close(self) -> None:
-        """Ends the snapshot: verbs keep no more records."""
+        """Ends the snapshot. From now on, verbs keep no old records."""
         with self._memory.lock:
             if self._memory.saving is self:
                 self._memory.end_saving()
@@ -247,9 +248,9 @@ class Snapshot:
         self.close()
 
     def make_room(self, num_records: int) -> None:
-        """Makes sure that ``num_records`` can be kept, and moves the log to the file if necessary. Verbs call it.
+        """Makes room for ``num_records`` old records. If necessary, writes the log to the file and empties it.
 
-        The reader gets an error of the file. The verb continues.
+        Verbs call this method. If the file cannot be written, the reader gets the error, and the verb continues.
         """
         if self._error is not None or self._words[layout.NUM_KEPT] + num_records <= self.most_records:
             return
@@ -260,7 +261,7 @@ class Snapshot:
             self._words[[layout.SAVE_ROWS, layout.SAVE_PAGES]] = 0
 
     def _copy(self, chunk: int, source: NDArray[Any], target: NDArray[Any], records: Ints) -> None:
-        """Copies a chunk as it was at the start. ``records`` is the target's memory, seen as records."""
+        """Copies a chunk as it was at the start. ``records`` is a view of the target's memory, one record per row."""
         first = chunk << self._chunk_bits
         with self._memory.lock:
             if self._memory.saving is not self or self._error is not None or self._words[layout.LOST]:
@@ -292,21 +293,21 @@ class Snapshot:
 
 
 class Arriving(Protocol):
-    """A shard at one moment, in transit to the host."""
+    """The state of a shard at one moment, which is being copied to the host."""
 
     def wait(self) -> Values:
         """Waits until the whole shard is on the host. Its values do not change after that.
 
         Raises:
-            CheckpointError: the shard was closed before.
+            CheckpointError: the shard was closed before the copy was complete.
         """
 
     def close(self) -> None:
-        """Ends the transfer, complete or not, and frees its memory."""
+        """Ends the transfer, even if it is not complete, and frees its memory."""
 
 
 class ArrivingSnapshot:
-    """A :class:`Snapshot` of a shard that is in transit to the host. Each access waits for the whole shard."""
+    """A :class:`Snapshot` of a shard that is being copied to the host. Each access waits for the whole shard."""
 
     where = "snapshot of a store"
 
@@ -316,12 +317,12 @@ class ArrivingSnapshot:
 
     @property
     def description(self) -> Description:
-        """See :class:`Snapshot`."""
+        """The description of the shard; see :class:`Snapshot`."""
         return self._snapshot().description
 
     @property
     def num_rows(self) -> int:
-        """n."""
+        """The number of rows, n."""
         return self._snapshot().num_rows
 
     def tensors(self) -> list[StoredTensor]:
@@ -344,7 +345,7 @@ class ArrivingSnapshot:
         """Does nothing, because rows in memory were checked when they were loaded."""
 
     def close(self) -> None:
-        """Ends the snapshot: verbs keep no more records."""
+        """Ends the snapshot. From now on, verbs keep no old records."""
         if self._opened is not None:
             self._opened.close()
         self._arriving.close()

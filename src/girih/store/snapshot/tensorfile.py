@@ -1,8 +1,8 @@
 """Files of named tensors in the safetensors format, written piece by piece and read through a memory map.
 
-The safetensors library writes whole dictionaries, but a shard may be larger than memory. That library can load these
-files. The caller keeps the checksums (CRC-32, one of the header and one of each tensor), because the file does not
-contain them: no byte of the file is written twice.
+The safetensors library can load these files. It cannot write them, because it writes whole dictionaries, and a shard
+may be larger than memory. The file does not contain its checksums, because no byte of the file is written twice. The
+caller keeps the checksums: the CRC-32 of the header and of each tensor.
 
     u64 length of the header │ JSON header, padded with spaces │ tensors, back to back
 """
@@ -37,23 +37,23 @@ class Sink(Protocol):
     """A file that several writers fill at different positions."""
 
     def begin(self, num_bytes: int) -> None:
-        """Takes the size of the whole file, before any write."""
+        """Receives the size of the whole file before the first write."""
 
     def write_at(self, data: memoryview, position: int) -> None:
-        """Writes bytes, uint8[·], from a position on."""
+        """Writes bytes, uint8[·], starting at a position."""
 
     def finish(self) -> None:
-        """Returns when the whole file is stored durably."""
+        """Waits until the whole file is stored durably."""
 
     def abandon(self) -> None:
-        """Ends pending work, because no more writes follow."""
+        """Ends pending work after a failure. No more writes follow."""
 
 
 class DiskFile:
     """A file on this machine.
 
     Args:
-        file: empty; this class does not close it.
+        file: an empty file. This class does not close it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -85,7 +85,7 @@ class DiskFile:
             self._flusher.shutdown()
 
     def _flush_early(self, num_bytes: int) -> None:
-        """Starts to flush written data to disk, so that little is left for the end."""
+        """Starts to flush written data to disk, so that :meth:`finish` has little to flush."""
         self._unflushed_bytes += num_bytes
         if self._unflushed_bytes >= _PIECE and (self._flushed is None or self._flushed.done()):
             if self._flushed is not None:
@@ -148,8 +148,8 @@ class TensorWriter:
     """Writes declared tensors piece by piece, each from front to back. Pieces of different tensors may alternate.
 
     Args:
-        sink: an empty file. If writing fails, its opener removes it.
-        where: its name in errors.
+        sink: an empty file. If writing fails, the code that opened the file removes it.
+        where: the file's name in errors.
         tensors: all tensors that will be written.
         metadata: strings for the header.
 
@@ -205,15 +205,15 @@ class TensorWriter:
 
 
 class TensorHeader:
-    """The header of a tensor file: the first bytes, which describe the rest.
+    """The header at the start of a tensor file, which describes the rest.
 
     Attributes:
-        metadata: strings.
-        tensors: in the order of the file.
+        metadata: the strings of the header, by name.
+        tensors: the tensors in the order of the file.
         num_bytes: the size of the header itself. size: the size of the whole file.
 
     Raises:
-        CheckpointError: damaged, or not a tensor file.
+        CheckpointError: the file is damaged, or is not a tensor file.
     """
 
     def __init__(self, text: bytes, where: str) -> None:
@@ -261,8 +261,8 @@ class Described:
     """The description in the metadata ``girih`` of files of rows, except files of checkpoints.
 
     Attributes:
-        tables: names by number. segments: the name and dim of each. num_buried, dtype, shard, num_shards: see the
-            formats.
+        tables: the names of the tables, by number. segments: the name and dim of each segment.
+        num_buried, dtype, shard, num_shards: see the modules that define the file formats.
     """
 
     version: int
@@ -279,7 +279,7 @@ class Described:
         """Returns the description in a header.
 
         Raises:
-            ValueError: another kind or version, or damaged.
+            ValueError: the file has another kind or version, or its description is damaged.
         """
         if header.metadata.get("kind") != kind:
             raise ValueError(f"it is not a file of {kind}")
@@ -295,14 +295,14 @@ class TensorFile:
     """A file of tensors, mapped into memory.
 
     Args:
-        file: may be closed afterwards. where: its name in errors.
+        file: the file. The caller may close it afterwards. where: the file's name in errors.
 
     Attributes:
-        header: the parsed header. header_crc32: the checksum of its bytes.
-        memory: the file. arrays: its tensors by name, read-only.
+        header: the parsed header. header_crc32: the checksum of the header's bytes.
+        memory: the mapped file. arrays: the tensors by name, read-only.
 
     Raises:
-        CheckpointError: damaged.
+        CheckpointError: the file is damaged.
     """
 
     def __init__(self, file: IO[bytes], where: str) -> None:
@@ -323,13 +323,15 @@ class TensorFile:
 
 
 def check_tensors(content: bytes, where: str, fix: str = _FIX) -> list[StoredTensor]:
-    """Checks a whole safetensors file, for example of parameters. Returns its tensors without their values, by name.
+    """Checks a whole safetensors file, for example a file of parameters.
+
+    Returns the name, dtype and shape of each tensor, sorted by name.
 
     Args:
         fix: the advice if a tensor holds NaN.
 
     Raises:
-        CheckpointError: its header or its size is damaged, or a tensor holds NaN. Names the tensor.
+        CheckpointError: the header or the size is wrong, or a tensor holds NaN. The message names the tensor.
     """
     header = TensorHeader(content[8 : 8 + TensorHeader.length(content[:8], len(content), where)], where)
     if header.size != len(content):

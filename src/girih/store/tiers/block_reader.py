@@ -1,4 +1,4 @@
-"""Readers of blocks. Each reader completes the reads of a list, by threads or ``io_uring``."""
+"""Readers of blocks: each reads all blocks of a list, by threads or by ``io_uring``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class BlockReader(Protocol):
     """Reads blocks of one file, one list at a time.
 
     Attributes:
-        name: the method, for statistics.
-        memory_bytes: buffers for pending reads.
+        name: the name of the method, for statistics.
+        memory_bytes: the size of the buffers for pending reads.
     """
 
     name: str
     memory_bytes: int
 
     def read(self, reads: Reads, num_reads: int) -> None:
-        """Makes the first ``num_reads`` reads of a list, and copies the wanted parts.
+        """Carries out the first ``num_reads`` reads of a list, and copies the requested records.
 
         Raises:
             OSError: a block could not be read.
@@ -124,7 +124,7 @@ class RingReader:
 
 
 def open_ring(depth: int) -> Ring:
-    """Opens a ring for ``depth`` requests at once, a power of two.
+    """Opens a ring for up to ``depth`` requests at the same time. ``depth`` is a power of two.
 
     Raises:
         OSError: the system has no ``io_uring``, or does not let this process use it.

@@ -1,9 +1,8 @@
 """Records of one size on a disk.
 
-They are appended in segments (``record_log``), read by place, and moved when few of a segment are alive.
-
-The caller keeps the place of each record, and frees places that it no longer needs. A log on disk keeps dead records
-until their segment is used again. :meth:`ColdFile.collect` moves live records out of the segments with the fewest.
+Records are appended in segments (``record_log``) and read by place. The caller stores the place of each record, and
+frees places that it no longer needs. The file keeps dead records until their segment is used again.
+:meth:`ColdFile.collect` moves live records out of the segments with the fewest live records.
 
 Shapes: n records, R bytes of a record, N records of a segment.
 """
@@ -32,12 +31,12 @@ _MOST_VICTIMS = 2
 
 
 class Owners(Protocol):
-    """An object that refers to records, for collection."""
+    """The object that stores the places of records. Collection asks it for live records, and reports new places."""
 
     def alive(self, owners: Ints, places: Longs) -> Bytes:
         """Returns whether the owner of the record at each place still refers to it, uint8[n].
 
-        Owners below 0 stand for nobody.
+        An owner below 0 means that the record has no owner.
 
         Args:
             owners: int32[n]. places: int64[n].
@@ -45,7 +44,7 @@ class Owners(Protocol):
         ...
 
     def moved(self, owners: Ints, places: Longs) -> None:
-        """Tells owners, int32[n], the new places of their records, int64[n]."""
+        """Receives the new places, int64[n], of the records of owners, int32[n]."""
         ...
 
 
@@ -64,17 +63,17 @@ class ColdFile:
         segment_bytes: the approximate size of a write, a multiple of 4096.
         write_behind: the maximum number of segments that wait to be written.
         most_dead: the share of space that dead records may take before :meth:`collect` moves live records.
-        engine: ``"io_uring"``, ``"threads"``, or ``"auto"``: threads if the system does not offer io_uring.
+        engine: ``"io_uring"``, ``"threads"``, or ``"auto"``, which uses threads if the system has no io_uring.
         direct: False uses the page cache.
 
     Attributes:
-        direct: whether the page cache is bypassed; some file systems refuse that.
+        direct: True if the page cache is bypassed. Some file systems do not support this.
         engine: the engine that reads.
-        counters: counts of its work.
+        counters: counts of reads and writes.
 
     Raises:
         ConfigError: the directory cannot be written.
-        StorageFullError: its disk is full.
+        StorageFullError: the disk is full.
     """
 
     def __init__(
@@ -118,48 +117,48 @@ class ColdFile:
 
     @property
     def dead_share(self) -> float:
-        """The share of written records, in segments that are not free, that are dead."""
+        """The share of dead records among all records in segments that are not free."""
         return self._log.dead_share
 
     @property
     def memory_bytes(self) -> int:
-        """The maximum memory in bytes: segments that are filled, written, read and moved, and pending reads."""
+        """The maximum memory in bytes, for segments that are filled, written or collected, and for pending reads."""
         segments = 1 + self._write_behind + _MOST_VICTIMS + 1
         return segments * self._blocks.segment_bytes + self._reader.memory_bytes
 
     def append(self, records: Bytes, owners: Ints) -> Longs:
-        """Adds records. They can be read at once, and a thread writes them later.
+        """Adds records. They can be read immediately. A thread writes them to the disk later.
 
         Waits only if ``write_behind`` segments are being written already.
 
         Args:
-            records: uint8[n, R]. owners: int32[n], not negative; :meth:`collect` asks by them.
+            records: uint8[n, R]. owners: int32[n], not negative. :meth:`collect` asks for live records by owner.
 
         Returns:
             int64[n]: the place of each record.
 
         Raises:
-            StorageFullError: the disk is full; nothing was added.
+            StorageFullError: the disk is full. No record was added.
             OSError: an earlier segment could not be written.
         """
         self._log.reserve(len(owners), spare=1)  # one is left for collection, which makes room
         return self._log.append(records, owners)
 
     def begin_read(self, places: Longs, out: Bytes) -> Future[None]:
-        """Starts to read records, all at once.
+        """Starts to read all given records together.
 
-        A block with several of the records is read once. Adjacent blocks are read together. Places may be freed, and
-        their records moved, before the read ends.
+        A block with several of the records is read once. Adjacent blocks are read together. While the read runs, places
+        may be freed and records may be moved.
 
         Args:
-            places: int64[n], of live records.
+            places: int64[n], the places of live records.
             out: uint8[n, R], C-contiguous. Do not touch it until the read is done.
 
         Returns:
-            The read. Its result raises OSError if a block could not be read.
+            A future that ends when all records are read. Its result raises OSError if a block could not be read.
 
         Raises:
-            IndexError: a place that was never given.
+            IndexError: a place was never returned by :meth:`append`.
             StorageFullError, OSError: an earlier segment could not be written.
         """
         self._log.settle()
@@ -184,14 +183,11 @@ class ColdFile:
         return read
 
     def free(self, places: Longs) -> None:
-        """Frees records at places that nobody needs any more, int64[n], each once."""
+        """Frees the records at places, int64[n], without duplicates."""
         self._log.free(places, {victim.segment for victim in self._victims})
 
     def hold(self) -> int:
-        """Returns a ticket.
-
-        All records that are alive now stay readable, even if they are freed or moved, until :meth:`let_go`.
-        """
+        """Keeps all live records readable until :meth:`let_go`, even if they are freed or moved. Returns a ticket."""
         return self._log.segments.ticket()
 
     def let_go(self, ticket: int) -> None:
@@ -199,14 +195,14 @@ class ColdFile:
         self._log.segments.give_back(ticket)
 
     def collect(self, owners: Owners, *, wait: bool = False) -> int:
-        """Moves live records out of the segments with the fewest, if dead records take more than ``most_dead``.
+        """Moves live records out of the segments with the fewest, if the share of dead records is above ``most_dead``.
 
-        Segments are read in the background, and a later call moves their records. So call it often, at each step. It
-        waits for the disk only if dead records take far more: the mean of ``most_dead`` and 1.
+        A call starts to read segments in the background, and a later call moves their records. So call this method at
+        each step. It waits for the disk only if the share is above the mean of ``most_dead`` and 1.
 
         Args:
-            owners: know which records are alive, and receive their new places.
-            wait: True waits until dead records take no more than ``most_dead``.
+            owners: the object that knows which records are alive, and receives new places.
+            wait: True waits until the share of dead records is at most ``most_dead``.
 
         Returns:
             The number of moved records.
@@ -233,7 +229,7 @@ class ColdFile:
         self._file.close()
 
     def _choose_victims(self) -> None:
-        """Starts to read the segments with the fewest live records, if there are too many dead records."""
+        """Starts to read the segments with the fewest live records, if the share of dead records is too large."""
         while len(self._victims) < _MOST_VICTIMS and self._log.dead_share > self._most_dead:
             segments = self._log.segments
             num_live = segments.num_live[: segments.num_segments].copy()

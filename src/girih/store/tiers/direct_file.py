@@ -1,4 +1,4 @@
-"""A file without a name that bypasses the page cache. Its space is claimed before it is needed.
+"""A file without a name that bypasses the page cache. Its disk space is claimed before it is needed.
 
 Sizes are bytes.
 """
@@ -26,20 +26,20 @@ _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class DirectFile:
-    """The file. It ends with the process, or with :meth:`close`.
+    """A file without a name. It is deleted when the process ends, or by :meth:`close`.
 
     Args:
-        directory: created if missing.
+        directory: the directory of the file, created if missing.
         direct: False uses the page cache.
 
     Attributes:
         descriptor: the file descriptor, for reads and writes.
-        direct: whether the page cache is bypassed; some file systems refuse that.
-        num_bytes: the length of the file, all of it claimed.
-        where: for errors.
+        direct: True if the page cache is bypassed. Some file systems do not support this.
+        num_bytes: the length of the file. All of its space is claimed.
+        where: the file's name in errors.
 
     Raises:
-        ConfigError: no file can be made there.
+        ConfigError: no file can be created in the directory.
         StorageFullError: the disk is full already.
     """
 
@@ -66,11 +66,11 @@ class DirectFile:
         """
         start = self.num_bytes
         self.claim(start, start + num_bytes)
-        os.ftruncate(self.descriptor, start + num_bytes)  # if nothing could be claimed ahead
+        os.ftruncate(self.descriptor, start + num_bytes)  # for file systems that cannot claim space ahead
         self.num_bytes += num_bytes
 
     def claim(self, start: int, stop: int) -> None:
-        """Claims a part that was released.
+        """Claims the space of a part that was released.
 
         Raises:
             StorageFullError: the disk is full.
@@ -82,7 +82,7 @@ class DirectFile:
             raise
 
     def let_go(self, start: int, stop: int) -> bool:
-        """Gives a part back to the file system. Returns False if that is impossible."""
+        """Gives the space of a part back to the file system. Returns False if the system does not support this."""
         fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
         if fallocate is None:
             return False
@@ -123,9 +123,9 @@ class DirectFile:
             self.descriptor = -1
 
     def _opens(self, directory: str | os.PathLike[str], flags: int) -> bool:
-        """Opens the file, and writes a block, because some systems refuse flags only then.
+        """Opens the file and writes a block. Returns False if the system refuses the flags.
 
-        Returns False if they refuse.
+        Some systems refuse the flags only at the first write.
         """
         try:
             self.descriptor = _open_nameless(directory, flags)

@@ -29,7 +29,7 @@ from girih.store.tiers.direct_file import BLOCK_BYTES, DirectFile, aligned_memor
 Bytes = NDArray[np.uint8]
 
 
-_GROWTH = 8  # the file grows by 1/8 of its size, so that space is claimed in few large parts
+_GROWTH = 8  # the file grows by 1/8 of its size, so that its space has few large parts
 _MOST_GROWTH_BYTES = 256 << 20
 _LEAST_SPARE = 4
 
@@ -37,15 +37,15 @@ _LEAST_SPARE = 4
 class FileSegments:
     """The segments of a file, and the number of live records in each.
 
-    A read may still use a segment without live records. So each read takes a *ticket*. A segment is used again when
-    all tickets are back that were out when it was given up.
+    A read may still use a segment without live records. So each read takes a *ticket* and gives it back at the end. A
+    segment is reused only after all tickets that existed when the segment was given up have been given back.
 
     Args:
         segment_bytes: the size of a segment.
 
     Attributes:
-        num_live: int64[·] by segment; only the first :attr:`num_segments` are valid.
-        memory: int64[·] by segment: the address of its memory, or 0 if it is on the disk.
+        num_live: int64[·], the live records of each segment. Only the first :attr:`num_segments` numbers are valid.
+        memory: int64[·], the address of each segment's memory, or 0 if the segment is on the disk.
     """
 
     def __init__(self, file: DirectFile, segment_bytes: int) -> None:
@@ -62,7 +62,7 @@ class FileSegments:
 
     @property
     def num_used(self) -> int:
-        """Segments with records, live or dead."""
+        """The number of segments with records, live or dead."""
         return self.num_segments - len(self._free) - len(self._holes) - len(self._given_up)
 
     @property
@@ -74,7 +74,7 @@ class FileSegments:
         """Makes sure that ``count`` segments can be taken.
 
         Args:
-            wait: True waits for segments that were given up and are still read.
+            wait: True waits for reads of segments that were given up.
 
         Raises:
             StorageFullError: the disk is full.
@@ -88,18 +88,18 @@ class FileSegments:
             self._grow(count - len(self._free))
 
     def take(self) -> int:
-        """Takes a reserved segment."""
+        """Returns the number of a reserved segment, and marks the segment as used."""
         return heapq.heappop(self._free)
 
     def give_up(self, segment: int) -> None:
-        """Gives up a segment without live records."""
+        """Gives up a segment without live records, so that it can be reused."""
         self._given_up.append((self._num_tickets, segment))
 
     def ticket(self, wait: Callable[[], object] | None = None) -> int:
-        """Returns a ticket to give back. Until then, segments that are given up from now on stay unchanged.
+        """Returns a ticket. Segments that are given up later stay unchanged until the ticket is given back.
 
         Args:
-            wait: a function that waits for the ticket, if the ticket comes back by itself.
+            wait: a function that waits until the ticket is given back, if another thread gives it back.
         """
         self._num_tickets += 1
         self._tickets[self._num_tickets - 1] = wait
@@ -110,7 +110,7 @@ class FileSegments:
         self._tickets.pop(ticket, None)
 
     def _settle(self, *, wait: bool) -> None:
-        """Frees segments that were given up and that nobody reads. Returns surplus space to the file system."""
+        """Frees the segments that were given up and are not read. Returns surplus space to the file system."""
         while self._given_up and self.memory[self._given_up[0][1]] == 0:
             number, segment = self._given_up[0]
             if not self._are_back(number, wait):
@@ -127,7 +127,7 @@ class FileSegments:
                     heapq.heappush(self._holes, self._free.pop())
 
     def _are_back(self, number: int, wait: bool) -> bool:
-        """Returns whether no ticket below ``number`` is out."""
+        """Returns whether all tickets below ``number`` were given back."""
         for ticket in list(self._tickets):
             if ticket >= number:
                 break
@@ -164,10 +164,11 @@ class _Write(NamedTuple):
 
 
 class WriteBehind:
-    """Writes segments in order, at most ``most`` at a time. Only one thread calls its methods.
+    """Writes segments to the file in order, in a thread. Only one thread calls the methods of this object.
 
     Args:
-        segment_bytes: the size of a segment; segments follow each other in the file.
+        segment_bytes: the size of a segment. Segments are adjacent in the file.
+        most: the maximum number of segments that wait to be written.
     """
 
     def __init__(self, file: DirectFile, segment_bytes: int, most: int) -> None:
@@ -181,7 +182,7 @@ class WriteBehind:
         """Returns memory for a segment, uint8[segment_bytes]. Waits if all memory waits to be written.
 
         Args:
-            written: receives the segments that were written to disk since. Their memory is reused.
+            written: this call appends the segments that were written since the last call. Their memory is reused.
         """
         written += self.settle()
         if not self._free and self._left:
@@ -198,7 +199,7 @@ class WriteBehind:
         self._writes.append(_Write(segment, memory, done))
 
     def settle(self, *, wait: bool = False) -> list[int]:
-        """Returns the segments that were written since. With ``wait``, waits for all other segments too.
+        """Returns the segments that were written since the last call. With ``wait``, first waits for all segments.
 
         Raises:
             StorageFullError: the disk is full. Later calls raise it too.
@@ -213,7 +214,7 @@ class WriteBehind:
         return written
 
     def run(self, work: Callable[..., None], *arguments: Any) -> Future[None]:
-        """Runs other work in the thread, after the segments that wait to be written."""
+        """Runs a function in the thread, after the segments that wait to be written."""
         return self._thread.submit(work, *arguments)
 
     def close(self) -> None:
@@ -226,13 +227,13 @@ _MOST_READ_BYTES = 16 << 10
 
 @dataclass(slots=True)
 class ColdCounters:
-    """Counts of a file's work since it was made.
+    """Counts of a file's reads and writes since its creation.
 
     Attributes:
-        bytes_read, bytes_written: by the disk, in whole blocks.
-        device_reads: reads of one block, or of several adjacent blocks.
-        records_read: records that :meth:`ColdFile.begin_read` read; ``records_in_memory`` of them needed no disk.
-        records_appended: all appended records; collection moved ``records_moved`` of them.
+        bytes_read, bytes_written: bytes that the disk read and wrote, in whole blocks.
+        device_reads: the number of reads. A read is of one block, or of several adjacent blocks.
+        records_read: records that :meth:`ColdFile.begin_read` read. ``records_in_memory`` of them needed no disk.
+        records_appended: all appended records. Collection moved ``records_moved`` of them.
         segments_collected: segments whose live records were moved.
     """
 
@@ -247,7 +248,7 @@ class ColdCounters:
 
 
 class RecordLog:
-    """The segments of a file, and the end that takes new records.
+    """The segments of a file. New records are appended at the end.
 
     Args:
         write_behind: the maximum number of segments that wait to be written.
@@ -272,13 +273,16 @@ class RecordLog:
 
     @property
     def dead_share(self) -> float:
-        """The share of written records, in segments that are not free, that are dead."""
+        """The share of dead records among all records in segments that are not free."""
         room = self.segments.num_used * self.blocks.per_segment
         written = room - (self.blocks.per_segment - self._num_filled)
         return 1 - self.num_live / written if written else 0.0
 
     def append(self, records: Bytes, owners: Ints) -> Longs:
-        """Adds records, uint8[n, R], of owners, int32[n]. There must be room. Returns their places, int64[n]."""
+        """Adds records, uint8[n, R], of owners, int32[n]. Returns the records' places, int64[n].
+
+        Call :meth:`reserve` before, so that there is room.
+        """
         places = np.empty(len(owners), np.int64)
         done, per_segment = 0, self.blocks.per_segment
         while done < len(owners):
@@ -297,7 +301,7 @@ class RecordLog:
         return places
 
     def free(self, places: Longs, busy: Collection[int]) -> None:
-        """Frees the records at int64[n] places, each named once. ``busy`` segments are not reused yet."""
+        """Frees the records at places, int64[n], without duplicates. ``busy`` segments are not given up yet."""
         segments = places // self.blocks.per_segment
         np.subtract.at(self.segments.num_live, segments, 1)
         self.num_live -= len(places)
@@ -324,7 +328,7 @@ class RecordLog:
         self._settled(self.writer.settle(wait=wait))
 
     def reserve(self, count: int, spare: int) -> None:
-        """Makes room for ``count`` records and ``spare`` segments.
+        """Makes room for ``count`` records and ``spare`` additional segments.
 
         Raises:
             StorageFullError: the disk is full.
@@ -362,12 +366,13 @@ class RecordLog:
 
 
 def blocks_of(record_bytes: int, segment_bytes: int) -> Blocks:
-    """Returns the layout of records of a size.
+    """Returns the layout of a segment for records of some size.
 
-    A block is the smallest that holds a record. A segment has as many blocks as fit with their owners.
+    A block has the smallest allowed size that holds a record. A segment has the largest number of blocks that fits into
+    it together with the numbers of the records' owners.
 
     Raises:
-        ConfigError: a segment would hold no record, or is no multiple of 4096 bytes.
+        ConfigError: a segment would hold no record, or its size is not a multiple of 4096 bytes.
     """
     block_bytes = -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
     per_block = block_bytes // record_bytes

@@ -1,4 +1,4 @@
-"""Memory for the values of some rows. Each row has a slot. Hot rows keep it for long, other rows for a few calls.
+"""Memory for the values of some rows. Each of these rows has a slot: hot rows for long, other rows for a few calls.
 
 Shapes: N slots, W columns of a row that training sees, V 32-bit words of a record.
 """
@@ -37,20 +37,20 @@ _MOST_STAGED = 1 << 15  # the limit if fewer rows are hot
 _MOST_SLOTS = (1 << 31) - 2
 NEVER = 1 << 31  # a count that no row has
 _SAMPLE = 1 << 20
-_BYTES_BESIDE = 4 + 8 + 4 + 1  # bytes per slot without the record
+_BYTES_BESIDE = 4 + 8 + 4 + 1  # bytes of a slot besides the record
 
 
 class SlotMemory:
     """The slots of one shard: ``most_hot`` slots for hot rows, and additional slots for the rows of a few calls.
 
     Args:
-        num_words: V. num_columns: W.
-        tables: counters of the shard's tables, which kernels write.
+        num_words: the 32-bit words of a record, V. num_columns: the columns of a row that training sees, W.
+        tables: counters of the shard's tables, which kernels update.
 
     Attributes:
-        slots: for kernels that find slots.
-        shard: the same records, for kernels that move rows: a slot's number is its row.
-        num_calls_kept: a slot stays if one of this number of last calls used it.
+        slots: the arrays for kernels that find slots.
+        shard: the same records, for kernels that update rows. These kernels get slot numbers as row numbers.
+        num_calls_kept: the number of calls for which a slot stays after its last use.
     """
 
     def __init__(self, most_hot: int, num_words: int, num_columns: int, tables: Longs) -> None:
@@ -83,13 +83,13 @@ class SlotMemory:
 
     @property
     def used_bytes(self) -> int:
-        """The memory of slots that were ever used, with their bookkeeping."""
+        """The memory of all slots that were ever used, with their bookkeeping, in bytes."""
         used = int(np.count_nonzero(self.slots.rows[: self.num_slots] >= 0))
         return used * (self.record_bytes + _BYTES_BESIDE)
 
     @property
     def num_bytes(self) -> int:
-        """The memory of all slots."""
+        """The memory of all slots, in bytes."""
         return self.num_slots * (self.record_bytes + _BYTES_BESIDE)
 
     def begin_call(self) -> None:
@@ -98,16 +98,20 @@ class SlotMemory:
         self.state[USED_SINCE] = self.state[CALL] - self.num_calls_kept
 
     def keep_longer(self) -> None:
-        """Keeps slots for more calls, because an update had to bring back rows of an earlier read."""
+        """Doubles the number of calls for which slots stay.
+
+        Called after an update that had to read rows of an earlier read again, because their slots had been reused.
+        """
         self.num_calls_kept = min(2 * self.num_calls_kept, _MOST_CALLS_KEPT)
 
     def make_room(self, count: int) -> None:
-        """Makes slots for a call that finds none.
+        """Makes ``count`` slots available to a call that finds no free slot.
 
-        Gives up slots of earlier calls if there are as many slots as hot rows, or else adds slots.
+        If the additional slots would outnumber the slots for hot rows, slots of earlier calls are given up. Otherwise
+        slots are added.
 
         Raises:
-            StorageFullError: see :meth:`add`.
+            StorageFullError: the reserved address space is full.
         """
         staged = self.num_slots - self.most_hot
         if staged + count > max(self.most_hot, _MOST_STAGED) and self.state[USED_SINCE] < self.state[CALL]:
@@ -136,7 +140,7 @@ class SlotMemory:
         """Chooses the hot rows again: the rows with the highest counts (PICASSO Alg. 1, line 24).
 
         Args:
-            meta: int32[·, ·], of all rows that were ever made. num_rows: the number of rows with a key; at least one.
+            meta: int32[·, ·], of all rows that were ever made. num_rows: the number of rows with a key, at least 1.
         """
         count = self.num_slots
         choose_hot(self.slots.rows[:count], self.slots.flags[:count], self.state, meta, num_rows)
@@ -173,12 +177,13 @@ class SlotMemory:
 def choose_hot(rows: Ints, flags: Bytes, state: Longs, meta: Ints, num_rows: int) -> None:
     """Chooses the hot rows again: the rows with the highest counts.
 
-    Rows in slots become hot or not at once. Other rows become hot when they next come in. If there are far more rows
-    than a sample, the limiting count is taken from a sample.
+    Rows in slots become hot or cold immediately. Other rows become hot when they are next read into a slot. If there
+    are many rows, the lowest count of a hot row is estimated from a sample.
 
     Args:
-        rows, flags: int32[N], uint8[N], of slots; the flags are written. state: int64[8], see :class:`Slots`.
-        meta: int32[·, ·], of all rows that were ever made. num_rows: the number of rows with a key; at least one.
+        rows, flags: int32[N], uint8[N], the row and the flags of each slot. The flags are changed.
+        state: int64[8], see :class:`Slots`.
+        meta: int32[·, ·], of all rows that were ever made. num_rows: the number of rows with a key, at least 1.
     """
     most_hot = int(state[MOST_HOT])
     stride = -(-len(meta) // _SAMPLE)
@@ -202,7 +207,7 @@ def choose_hot(rows: Ints, flags: Bytes, state: Longs, meta: Ints, num_rows: int
 
 
 def shard_of_records(values: Floats, tables: Longs, num_columns: int) -> Shard:
-    """Wraps records, float32[N, V], as a shard without an index. Kernels get row numbers from their caller."""
+    """Wraps records, float32[N, V], as a shard without an index. Callers of kernels must give them row numbers."""
     state = np.zeros(layout.STATE_WORDS, np.int64)
     state[layout.ROWS_EVER] = len(values)
     state[layout.INDEX_SHIFT] = layout.TAG_BITS - 4

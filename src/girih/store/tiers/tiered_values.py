@@ -1,7 +1,8 @@
 """The values of a shard's rows in two tiers: slots of memory, and a file below.
 
-If a row's values are needed, they are brought into a slot. Hot rows stay until the hot set is chosen again. Other
-rows stay until their slot is needed. Changed values are written to the file before their slot is reused.
+If a row's values are needed, they are read into a slot. The values of hot rows stay in their slots until the hot set is
+chosen again. The values of other rows stay until another row needs the slot. Changed values are written to the file
+before their slot is reused.
 
 Shapes: U keys, K rows in transit, W columns of a row that training sees, V 32-bit words of a record.
 """
@@ -42,15 +43,15 @@ from girih.store.values import FrozenValues, LoadedColumn, Values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
-    """Memory above a file: HybridHash (PICASSO §III-D).
+    """Memory as a tier above a file: HybridHash (PICASSO §III-D).
 
     Attributes:
-        directory: for the file, which has no name and ends with the process.
-        hot_rows: rows of this store that stay in memory: the rows that were read most. There is additional room for
-            the rows of a few batches, which grows with the batches.
+        directory: the directory of the file. The file has no name and is deleted when the process ends.
+        hot_rows: the number of rows of this store that stay in memory. They are the rows that were read most. There is
+            additional room for the rows of a few batches, which grows with the batches.
         flush_every_steps: the number of steps after which the hot rows are chosen again.
-        warm_up_steps: steps that only count, before the first choice.
-        direct: False lets the page cache keep data of the file, for file systems without direct I/O.
+        warm_up_steps: the number of steps before the first choice. They only count reads.
+        direct: False uses the page cache, for file systems without direct I/O.
     """
 
     directory: str | os.PathLike[str]
@@ -60,8 +61,8 @@ class Tiers:
     direct: bool = True
 
 
-_MOST_AT_ONCE = 1 << 12  # keys that get slots together, rows copied together
-_RECORDS_PER_KEY = 3  # its own, that of the row that leaves, and one to spare
+_MOST_AT_ONCE = 1 << 12  # most keys that get slots together, and most rows that are copied together
+_RECORDS_PER_KEY = 3  # the key's record, the record of the row that leaves its slot, and a spare record
 
 
 class _Fetch(NamedTuple):
@@ -71,14 +72,14 @@ class _Fetch(NamedTuple):
 
 
 class SlotExchange(Values):
-    """Moves rows between slots of memory and a file.
+    """Copies the values of rows between slots of memory and a file.
 
-    Decides which rows get slots, which leave, and what is read and written.
+    This class decides which rows get slots, which rows leave their slots, and which records are read and written.
 
     Attributes:
         slots: the upper tier. cold: the file.
-        num_reads: existing rows that training has read; ``num_cold`` of them came from the file, including rows
-            fetched ahead.
+        num_reads: the number of existing rows that training has read. ``num_cold`` of them came from the file,
+            including rows that were fetched ahead.
     """
 
     in_place = False
@@ -97,18 +98,18 @@ class SlotExchange(Values):
         self._is_closed = False
 
     def parts(self, num_keys: int, first: int = 0) -> Iterator[slice]:
-        """Yields as many keys as can have slots together; see :class:`Values`. Each part is a separate call."""
+        """Splits keys into parts that can have slots at the same time; see :class:`Values`. Each part is a new call."""
         for start in range(first, num_keys, _MOST_AT_ONCE):
             for part in self.memory.stretches(min(start + _MOST_AT_ONCE, num_keys), _RECORDS_PER_KEY, start):
                 self.slots.begin_call()
                 yield part
 
     def bring(self, keys: Keys, rows: Ints) -> tuple[Ints, int]:
-        """Brings the rows of keys into slots. Reads missing rows from the file, all at once.
+        """Gives slots to the rows of keys. Reads the values of all rows that are only in the file together.
 
         Returns:
-            int32[U], the slot of each row, -1 if there is no row; and the number of rows from the file, including
-            fetched rows.
+            The slot of each row, int32[U], or -1 if the key has no row. And the number of rows that came from the file,
+            including rows that were fetched ahead.
         """
         row_slots = np.empty(len(rows), np.int32)
         num_missing, num_fetched, num_loading = self._find_slots(rows, row_slots)
@@ -142,7 +143,7 @@ class SlotExchange(Values):
             self._forget(known[part], rows[part])
 
     def choose(self, step: int) -> None:
-        """Chooses the hot rows, if it is time (PICASSO Alg. 1, lines 23 to 26)."""
+        """Chooses the hot rows, if the interval between two choices has passed (PICASSO Alg. 1, lines 23 to 26)."""
         if step >= self._next_choice and self.memory.num_rows:
             self._next_choice = step + self._options.flush_every_steps
             arrays = self.memory.arrays
@@ -168,7 +169,7 @@ class SlotExchange(Values):
             self._load_records(rows[in_file], records)
 
     def _load_records(self, rows: Ints, records: Ints) -> None:
-        """Gives records to rows. None of the rows may be in a slot."""
+        """Writes the records of rows to the file. None of the rows may be in a slot."""
         before = self.memory.arrays.keys[rows, PLACE]
         self.cold.free(before[before > 0] - 1)
         self._write(rows, records)
@@ -192,7 +193,7 @@ class SlotExchange(Values):
         return flags
 
     def moved(self, owners: Ints, places: Longs) -> None:
-        """Stores the new places of rows in the file."""
+        """Stores the new places in the file of rows' values."""
         tiers.move_places(self.memory.arrays, self.slots.slots, owners, places)
 
     def close(self) -> None:
@@ -214,7 +215,7 @@ class SlotExchange(Values):
         return tiers.find_slots(self.memory.arrays, self.slots.slots, rows, row_slots)  # type: ignore[no-any-return]
 
     def _take_slots(self, rows: Ints, row_slots: Ints, fresh: Bytes, most: int) -> Ints:
-        """Gives slots to rows that miss one. Returns the slots that must be loaded."""
+        """Gives a slot to each row that has none. Returns the slots whose values must be read from the file."""
         leaving, start = _no_evictions(most, self.layout.num_words), 0
         while True:
             arrays, slots = self.memory.arrays, self.slots.slots
@@ -232,7 +233,7 @@ class SlotExchange(Values):
         tiers.set_places(self.memory.arrays, rows, self._append(rows, records))
 
     def _append(self, rows: Ints, records: Ints) -> Longs:
-        """Writes records to the file. If that fails, rows are lost, so all later calls fail."""
+        """Writes records to the file. If a write fails, rows are lost. Then all later calls fail too."""
         try:
             return self.cold.append(_bytes(records), rows)
         except Exception as error:
@@ -272,7 +273,7 @@ class SlotExchange(Values):
     ) -> None:
         """Copies the columns of rows to ``out``, from slots of memory, or from ``records``.
 
-        The numbers of ``records`` are used like numbers of slots.
+        If ``records`` is given, its indices are used instead of slot numbers.
         """
         shard = self.slots.shard
         if records is not None:
@@ -285,11 +286,11 @@ class SlotExchange(Values):
 class TieredValues(SlotExchange):
     """Values in two tiers: HybridHash (PICASSO §III-D, Algorithm 1).
 
-    The hash map and the meta of every row are in the shard's memory, as in any shard. So tiers do not affect which
-    keys have rows, which rows are evicted and what is counted. Only values move, between slots of memory (the paper's
-    Hot-storage) and a file (its Cold-storage). Frequencies are the counts that rows have anyway.
+    The hash map and the meta of every row are in the shard's memory, as in any shard. So tiers do not affect which keys
+    have rows, which rows are evicted, and which events are counted. Only values are copied between slots of memory (the
+    paper's Hot-storage) and a file (its Cold-storage). The counts in the rows' meta serve as the paper's frequencies.
 
-    ``layout`` describes whole rows. The rows in ``memory`` have only their meta and a place.
+    ``layout`` describes whole rows. The rows in ``memory`` have only their meta and a place in the file.
     """
 
     def read(self, keys: Keys, now: Longs, step: int, out: Floats, addresses: Longs | None) -> Ints:
@@ -348,14 +349,14 @@ class TieredValues(SlotExchange):
         return self._made(self.rows.make(keys, now, step, forced=True)).rows
 
     def _made(self, made: MadeRows) -> MadeRows:
-        """Gives new rows fresh values, regardless of earlier rows with the same numbers. Returns ``made``."""
+        """Drops the values that earlier rows left under the numbers of new rows. Returns ``made``."""
         self.forget(made.known, made.rows)
         if made.full is not None:
             raise made.full
         return made
 
     def reach(self, keys: Keys, rows: Ints, step: int) -> tuple[Shard, Ints]:
-        """Brings rows into slots and marks them as changed; see :class:`Values`."""
+        """Gives rows slots with their values, and marks them as changed; see :class:`Values`."""
         arrays, checked = self.memory.arrays, np.empty(len(rows), np.int32)
         tiers.check_rows(arrays, keys.ids, keys.tables, rows, checked)
         row_slots, num_cold = self.bring(keys, checked)
@@ -381,7 +382,7 @@ class TieredValues(SlotExchange):
         self.collect()
 
     def fetch(self, keys: Keys) -> None:
-        """Starts to read the rows that only the file has; see :class:`Values`."""
+        """Starts to read the rows whose values are only in the file; see :class:`Values`."""
         with self.memory.changing():
             rows = self.find(keys)
             rows = rows[rows >= 0]
@@ -425,7 +426,7 @@ class TieredValues(SlotExchange):
         return _FrozenPlaces(self, slots.places[:count].copy())
 
     def counters(self) -> dict[str, int]:
-        """Returns rows that training read from each tier, and bytes that the file's disk read and wrote."""
+        """Returns the number of rows that training read from each tier, and the bytes that the disk read and wrote."""
         counted = self.cold.counters
         return {
             "dram_reads": self.num_reads - self.num_cold,
@@ -435,16 +436,16 @@ class TieredValues(SlotExchange):
         }
 
     def tier_bytes(self) -> dict[str, tuple[int, int]]:
-        """Returns bytes of slots, and of buffers for the file."""
+        """Returns the bytes of the slots, and of the buffers for the file."""
         buffers = self.cold.memory_bytes
         return {"slots": (self.slots.used_bytes, self.slots.num_bytes), "ssd_buffers": (buffers, buffers)}
 
 
 class _FrozenPlaces(FrozenValues):
-    """The places of values when a snapshot began.
+    """The places of all values at the moment when a snapshot began.
 
     Args:
-        places: int64[N], the place in the file for the values of each slot.
+        places: int64[N], the place in the file of the values of each slot.
     """
 
     def __init__(self, values: TieredValues, places: Longs) -> None:
@@ -489,7 +490,7 @@ class _FrozenPlaces(FrozenValues):
 
 
 def _write_addresses(out: Floats, addresses: Longs | None) -> None:
-    """Writes addresses in ``out``, because rows are copied there."""
+    """Sets each key's address to its row in ``out``, because all rows were copied to ``out``."""
     if addresses is not None:
         addresses[:] = out.ctypes.data + out.strides[0] * np.arange(len(out), dtype=np.int64)
 
@@ -513,5 +514,5 @@ def _wrong_key(directory: str | os.PathLike[str], records: Ints) -> CheckpointEr
 
 
 def _bytes(records: Ints) -> Bytes:
-    """Records as uint8[K, 4 V]."""
+    """Returns records as uint8[K, 4 V]."""
     return records.view(np.uint8)

@@ -1,10 +1,10 @@
-"""The sparse optimizers on the CPU, one file each, and the only functions there that tell them apart.
+"""The sparse optimizers on the CPU, one file each, and the functions that choose the optimizer by its number.
 
-The same arithmetic on GPUs is in :mod:`girih.kernels.gpu.optimizers`. In both, the last branch runs FTRL.
+The same arithmetic on GPUs is in :mod:`girih.kernels.gpu.optimizers`. In both modules, the last branch runs FTRL.
 
-Each file has ``state_columns`` (names and widths of the state), ``hyper`` (its numbers for one step, in Python's
-float64), and ``update``, a kernel on one row. Arithmetic is float32, in torch's order. Gradients of equal keys are
-summed before. Optimizers that sum g² bound g to ±2⁵⁰ (see ``bound``).
+Each file has ``state_columns`` (names and widths of the state), ``hyper`` (the optimizer's numbers for one step, in
+Python's float64), and ``update``, a kernel on one row. Arithmetic is float32, in torch's order. Gradients of equal keys
+are summed before. Optimizers that sum g² limit g to ±2⁵⁰ (see ``bound``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from girih.kernels.cpu.optimizers import adagrad, adam, ftrl, rowwise_adagrad, s
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL = range(5)
 HYPER_COLUMNS = 8
-_FIRST_STATE = HYPER_COLUMNS - 1  # the initial value of a state
+_FIRST_STATE = HYPER_COLUMNS - 1  # the column of the initial value of the state
 _NUMBERS: dict[type, int] = {
     optim.SGD: SGD,
     optim.Adagrad: ADAGRAD,
@@ -40,7 +40,7 @@ def number_of(options: optim.SparseOptimizer) -> int:
 
 
 def state_columns(options: optim.SparseOptimizer, dim: int) -> tuple[tuple[str, int], ...]:
-    """Returns names and widths of an optimizer's state of one row with ``dim`` columns."""
+    """Returns the names and widths of an optimizer's state for one row with ``dim`` columns."""
     return cast(tuple[tuple[str, int], ...], _MODULES[number_of(options)].state_columns(options, dim))
 
 
@@ -59,7 +59,7 @@ def hyper_row(options: optim.SparseOptimizer, lr_scale: float, step: int) -> F64
 
 @njit_lean
 def update_row(optimizer: Any, row: F32, state: F32, grad: F32, hyper: F64) -> None:
-    """Moves one row's columns of one segment, float32[dim], and its state, in place."""
+    """Updates the columns of one segment of a row, float32[dim], and their state, in place."""
     if optimizer == SGD:
         sgd.update(row, state, grad, hyper)
     elif optimizer == ADAGRAD:

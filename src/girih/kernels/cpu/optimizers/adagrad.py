@@ -27,11 +27,11 @@ def hyper(options: Adagrad, lr_scale: float, step: int) -> tuple[float, ...]:
 
 @njit_lean
 def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
-    """Moves one row, float32[dim]."""
+    """Updates one row, float32[dim], and its state."""
     lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     for d in range(row.shape[0]):
         g = bounded(grad[d] + l2 * row[d])
         state[d] += g * g
         root = np.sqrt(state[d]) + eps
-        if root > 0:  # eps = 0 and no gradient yet: nothing moves
+        if root > 0:  # with eps = 0 and without a gradient so far, the row does not change
             row[d] -= lr * g / root

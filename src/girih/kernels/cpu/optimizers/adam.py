@@ -32,7 +32,7 @@ def hyper(options: Adam, lr_scale: float, step: int) -> tuple[float, ...]:
 
 @njit_lean
 def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
-    """Moves one row, float32[dim]."""
+    """Updates one row, float32[dim], and its state."""
     size, first, second = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     eps, l2 = np.float32(hyper[3]), np.float32(hyper[4])
     dim = row.shape[0]

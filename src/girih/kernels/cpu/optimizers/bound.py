@@ -18,5 +18,5 @@ LARGEST_GRADIENT = np.float32(2.0**50)
 
 @njit_lean
 def bounded(gradient: Any) -> Any:
-    """Returns the gradient, float32, or the nearest of ±2⁵⁰."""
+    """Returns the gradient, float32, limited to ±2⁵⁰."""
     return max(min(gradient, LARGEST_GRADIENT), -LARGEST_GRADIENT)

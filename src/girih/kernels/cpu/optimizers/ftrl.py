@@ -3,13 +3,13 @@
     σ ← (√(n + g²) - √n) / α    z ← z + s·g - σ·w    n ← n + g²
     w ← 0 if |z| ≤ λ₁, else -(z - sign(z)·λ₁) / ((β + √n) / α + λ₂)
 
-α is ``lr``. s is the schedule's scale of the learning rate, 1 in the paper. s multiplies the gradient, because an α
-that changes would rescale all that was learned before. While w keeps its sign, it moves by -s·g / ((β + √n) / α +
-λ₂). A gradient g = 0 leaves w unchanged for any s. λ₁ applies to the scaled gradients.
+α is ``lr``. s is the factor of the learning rate from a schedule, 1 in the paper. s multiplies the gradient, because a
+changing α would rescale everything that was learned before. While w keeps its sign, it changes by -s·g / ((β + √n) / α
++ λ₂). A gradient g = 0 leaves w unchanged for any s. λ₁ applies to the scaled gradients.
 
-The paper computes w for each prediction. Here w is stored, and computed after each update. A row that does not start
-at 0, or is assigned, gets the z whose closed form gives its value. While the denominator is 0 (β = λ₂ = n = 0), w
-does not move. State: z and n, 2 · ``dim`` floats.
+The paper computes w for each prediction. This module stores w, and computes it after each update. If a row is assigned,
+or does not start at 0, its z is set so that the closed form gives the row's value. While the denominator is 0
+(β = λ₂ = n = 0), w does not change. State: z and n, 2 · ``dim`` floats.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def hyper(options: FTRL, lr_scale: float, step: int) -> tuple[float, ...]:
 
 @njit_lean
 def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
-    """Moves one row, float32[dim]."""
+    """Updates one row, float32[dim], and its state."""
     alpha, beta = np.float32(hyper[0]), np.float32(hyper[1])
     l1, l2, scale = np.float32(hyper[2]), np.float32(hyper[3]), np.float32(hyper[4])
     dim = row.shape[0]
@@ -57,7 +57,7 @@ def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
 
 @njit_lean
 def settle(row: F32, state: F32, hyper: F64) -> None:
-    """Adapts z to a row that was set from outside. n stays."""
+    """Adapts z to a row that was set from outside. n does not change."""
     alpha, beta = np.float32(hyper[0]), np.float32(hyper[1])
     l1, l2 = np.float32(hyper[2]), np.float32(hyper[3])
     dim = row.shape[0]

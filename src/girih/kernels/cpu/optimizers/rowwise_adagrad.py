@@ -28,12 +28,12 @@ def hyper(options: RowwiseAdagrad, lr_scale: float, step: int) -> tuple[float, .
 
 @njit_lean
 def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
-    """Moves one row, float32[dim]."""
+    """Updates one row, float32[dim], and its state."""
     lr, eps, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     dim = row.shape[0]
     state[0] += sum_of_squares(grad, row, l2, LARGEST_GRADIENT) / np.float32(dim)
     root = np.sqrt(state[0]) + eps
-    if root > 0:  # eps = 0 and no gradient yet: nothing moves
+    if root > 0:  # with eps = 0 and without a gradient so far, the row does not change
         rate = lr / root
         for d in range(dim):
             row[d] -= rate * bounded(grad[d] + l2 * row[d])

@@ -2,8 +2,7 @@
 
     g ← g + λ·row    v ← momentum · v + g    row ← row - lr · v
 
-State: v, ``dim`` floats with momentum; no state without momentum (then v = g). v starts at 0, so the first step has v
-= g.
+State: v, ``dim`` floats, which start at 0, so v = g in the first step. Without momentum, there is no state, and v = g.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def hyper(options: SGD, lr_scale: float, step: int) -> tuple[float, ...]:
 
 @njit_lean
 def update(row: F32, state: F32, grad: F32, hyper: F64) -> None:
-    """Moves one row, float32[dim]."""
+    """Updates one row, float32[dim], and its state."""
     lr, momentum, l2 = np.float32(hyper[0]), np.float32(hyper[1]), np.float32(hyper[2])
     for d in range(row.shape[0]):
         g = grad[d] + l2 * row[d]
