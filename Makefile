@@ -8,7 +8,7 @@ GIRIH := .venv/girih
 GPU_PYTHON ?= $(PYTHON)
 CHECK_PYTHON := import sys; sys.exit('make: needs Python 3.11 or later; PYTHON=... names one' if sys.version_info < (3, 11) else 0)
 
-.PHONY: setup lint size prose test test-newest test-oldest test-slow test-gpu test-all gpu gpu-list gpu-picasso bench bench-peers claims demo docs test-docs clean
+.PHONY: setup lint size prose api test test-newest test-oldest test-slow test-gpu test-all gpu gpu-list gpu-picasso bench bench-peers claims demo docs test-docs clean
 
 setup: $(INSTALLED)
 
@@ -22,7 +22,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) size prose
+	$(MAKE) size prose api
 
 # Ratchets: how large the code may be, and how odd its English. --lower takes the limits of dev/limits.json down.
 size:
@@ -30,6 +30,10 @@ size:
 
 prose:
 	$(PYTHON) dev/prose.py --worst 0
+
+# Changes of the public names, compared with dev/api.txt.
+api: setup
+	$(BIN)/python dev/api.py
 
 # PROCESSES files at a time, each in one process. Two for each of two cores: a third of the time with one for each is waiting
 # for processes that start, and for each other. Idle threads sleep at once: spinning, they would take the cores from the other

@@ -1,7 +1,8 @@
 """The thresholds of decisions 0023 and 0046: ids of one table as they grow, and rows in place beside copies.
 
-The first table times dedup alone, per id: one table of ever more ids, which are parted by hash above 8,192, beside 26 tables
-of 4,096. The threshold is right where an id costs no more above it than below.
+The first table times dedup alone, per id: one table with more ids from row to row, and 26 tables with 4,096 ids each. Above
+8,192 ids, dedup first divides the ids of a table by their hash into parts. The threshold is right if an id costs no more above it
+than below.
 
 The second times pull and push of the sparse half with rows copied and totals formed ("copies"), and with rows read where they lie
 and gradients summed while rows move ("in place"), for rows of several widths and batches of several repeats. The threshold is right

@@ -22,9 +22,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 import griffe
+from api import MODULES, load, page_names, public_names
 from docs_roles import ROLE
 
-import girih
 from girih import cli, optim
 from girih.app.run_config import KINDS, keys_by_section
 from girih.config.bounds import Bounds
@@ -58,20 +58,33 @@ GUIDES = {
         "migrate/from-deepctr.md",
     ),
 }
-REFERENCE = ("config.md", "reference/keys.md", "reference/commands.md", "glossary.md", "platforms.md")
+REFERENCE = (
+    *("config.md", "reference/keys.md", "reference/commands.md", "hierarchical-reference.md"),
+    *("glossary.md", "platforms.md", "stability.md", "changelog.md"),
+)
 EXPLANATION = {
     "Design": ("architecture.md", "strategies.md"),
-    "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md", "hierarchical-reference.md"),
+    "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md"),
     "Measurements": ("benchmarks.md", "claims.md"),
 }
+FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+"""Pages that are outside docs/ in the repository, and their places in the site."""
 FOLDERS = {"Experiments": "experiments", "Decisions": "decisions"}
 """Sections of the explanation that have each page of a folder."""
-MODULES = ("errors", "models", "nn", "optim", "tables")
-"""Public modules; each public name in them is on the page of its module."""
+PUBLIC = """\
+# Public names
+
+These are the public names of Python. All other names below `girih` are internal. [Stability](../stability.md) says what else is public,
+and what a new version may change.
+
+| name | meaning |
+|---|---|
+"""
 
 
 def main() -> int:
-    shutil.rmtree(BUILD, ignore_errors=True)
+    for folder in (BUILD, BUILD.parent / ".cache"):  # Zensical keeps a page until its Markdown changes
+        shutil.rmtree(folder, ignore_errors=True)
     copy_pages()
     write(BUILD / "reference" / "keys.md", "".join(key_lines()))
     write(BUILD / "reference" / "commands.md", "".join(command_lines()))
@@ -100,7 +113,8 @@ def write(path: Path, text: str) -> None:
 def copy_pages() -> None:
     """Copies Markdown and pictures. The README becomes the first page; links to files outside the site become plain text."""
     docs = ROOT / "docs"
-    write(BUILD / "index.md", relink((ROOT / "README.md"), BUILD / "index.md"))
+    for name, page in FROM_ROOT.items():
+        write(BUILD / page, relink(ROOT / name, BUILD / page))
     for path in sorted(docs.rglob("*")):
         place = BUILD / path.relative_to(docs)
         if path.suffix == ".md":
@@ -120,8 +134,8 @@ def relink(path: Path, place: Path) -> str:
         file = (path.parent / target).resolve()
         if file.is_dir() and (file / "README.md").is_file():
             file /= "README.md"
-        if file == ROOT / "README.md":
-            file = ROOT / "docs" / "index.md"
+        if file.parent == ROOT and file.name in FROM_ROOT:
+            file = ROOT / "docs" / FROM_ROOT[file.name]
         elif not file.is_relative_to(ROOT / "docs") or file.suffix not in (".md", ".svg"):
             return text
         there = BUILD / file.relative_to(ROOT / "docs")
@@ -191,25 +205,41 @@ def command_lines() -> Iterator[str]:
         yield f"\n## girih {name}\n\n```text\n{text}\n```\n"
 
 
-def write_api() -> list[dict[str, str]]:
-    """A page for each public name; returns their places in the navigation."""
-    places = []
-    for name in sorted(girih.__all__, key=str.lower):
-        public = getattr(girih, name)
-        if name.startswith("__"):
-            continue
-        home = f"girih.{name}" if name in MODULES else f"{public.__module__}.{public.__qualname__}"
-        write(BUILD / "reference" / "api" / f"{name}.md", f"# girih.{name}\n\n::: {home}\n")
+def write_api() -> list[str | dict[str, str]]:
+    """A page for each public name below girih, and a page that lists all; returns their places in the navigation."""
+    package = load()
+    public = dict(public_names(package))
+    names = sorted(page_names(package), key=str.lower)
+    lines, places = [PUBLIC], []
+    for name in names:
+        parts = [each for each in public if each.startswith(f"{name}.")] if name in MODULES else []
+        lines += [f"| [`girih.{name}`](api/{name}.md) | {summary_of(public[name])} |\n"]
+        lines += [
+            f"| [`girih.{part}`](api/{name}.md#girih.{part}) | {summary_of(public[part])} |\n"
+            for part in parts
+        ]
+        options = {"heading": f"girih.{name}", "heading_level": 1, "show_root_heading": True}
+        if parts:
+            options["members"] = [part.removeprefix(f"{name}.") for part in parts]
+        text = "".join(f"      {key}: {json.dumps(value)}\n" for key, value in options.items())
+        write(BUILD / "reference" / "api" / f"{name}.md", f"::: {public[name].path}\n    options:\n{text}")
         places.append({f"girih.{name}": f"reference/api/{name}.md"})
-    return places
+    write(BUILD / "reference" / "python.md", "".join(lines))
+    return ["reference/python.md", *places]
 
 
-def settings(api: list[dict[str, str]]) -> dict[str, Any]:
+def summary_of(target: griffe.Object) -> str:
+    """The first line of a docstring."""
+    text = target.docstring.value if target.docstring else ""
+    return ROLE.sub(r"`\1`", text.partition("\n")[0]).replace("``", "`").replace("|", "&#124;")
+
+
+def settings(api: list[str | dict[str, str]]) -> dict[str, Any]:
     options = {
         "docstring_style": "google", "show_source": False, "show_root_heading": False, "show_root_toc_entry": False,
         "heading_level": 2, "merge_init_into_class": True, "separate_signature": True, "show_signature_annotations": True,
         "members_order": "source", "docstring_section_style": "list",
-        "show_bases": False, "extensions": [str(ROOT / "dev" / "docs_roles.py")],
+        "show_bases": False, "inherited_members": True, "filters": ["!^_[^_]", "!^__new__$", "!^misplaced_options$"], "extensions": [str(ROOT / "dev" / "docs_roles.py")],
         "docstring_options": {"warn_unknown_params": False, "warn_missing_types": False},
     }  # fmt: skip
     python = {"paths": [str(ROOT / "src")], "options": options}

@@ -1,9 +1,12 @@
-"""Trains every recipe and writes one table: docs/quality.md.
+"""Trains every recipe and writes the table of docs/quality.md.
 
     GIRIH_DATA=... python recipes/quality.py [--only frappe/deepfm] [--seeds 3] [--work DIRECTORY]
 
 Each run is a ``girih train`` of a recipe's config with the overrides below. Finished runs in the work
-directory are taken as they are, so an interrupted table goes on where it stopped.
+directory are used again, so an interrupted table continues where it stopped.
+
+Without ``--only``, it replaces two parts of the page: the paragraph that begins with "Made", and the table. Everything
+else on the page is written by hand and stays. With ``--only``, it prints rows and writes nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -26,6 +30,9 @@ from girih.cli.info import processor
 RECIPES = Path(__file__).parent
 PAGE = RECIPES.parent / "docs" / "quality.md"
 MLP = {"hidden": [400, 400, 400], "dropout": 0.3, "batch_norm": True}
+HEADER = ("| data | model | test AUC | test logloss | to reach | s |", "|---|---|---|---|---|---|")
+MADE = re.compile(r"^Made .*?$(?=\n\n)", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(rf"^{re.escape(HEADER[0])}\n(?:\|.*(?:\n(?=\|))?)+", re.MULTILINE)
 PREPARED = ("kuairand", "grocery")
 """Recipes whose ``prepare.py`` makes the data that a variable of their name leads to."""
 
@@ -182,7 +189,7 @@ def main() -> int:
         print("\n".join(table_rows(experiment, summaries)), flush=True)
         missed += short_of(experiment, summaries)
     if not arguments.only:
-        PAGE.write_text(page(rows, arguments.seeds), encoding="utf-8")
+        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), rows, arguments.seeds), encoding="utf-8")
         print(f"wrote {PAGE}")
     for line in missed:
         print(line, file=sys.stderr)
@@ -210,8 +217,9 @@ def table_rows(experiment: Experiment, summaries: list[dict[str, Any]]) -> list[
         auc, logloss = ([s["by_label"][label][metric] for s in summaries] for metric in ("auc", "logloss"))
         duration = statistics.median(s["duration_s"] for s in summaries)
         name = experiment.name if len(summaries[0]["by_label"]) == 1 else f"{experiment.name}: {label}"
+        name += f", {len(summaries)} seeds" if experiment.seeds and len(summaries) > 1 else ""
         lines.append(
-            f"| {experiment.recipe} | {name} | {spread(auc)} | {spread(logloss)} | {experiment.target} | {duration:.0f} |"
+            f"| {experiment.recipe} | {name} | {spread(auc)} | {spread(logloss)} | {experiment.target} | {duration:,.0f} |"
         )
     return lines
 
@@ -234,40 +242,21 @@ def spread(values: list[float]) -> str:
     return f"{mean:.4f} ± {statistics.stdev(values):.4f}" if len(values) > 1 else f"{mean:.4f}"
 
 
-def page(rows: list[str], seeds: int) -> str:
-    """The page with the table and how it was made."""
-    table = "\n".join(rows)
-    return f"""# Quality on public data
+def updated(text: str, rows: list[str], seeds: int) -> str:
+    """The page with a new table, and a new paragraph about how it was made. All other text stays.
 
-This page compares the test quality of girih's models on public data with published results. It is for readers who want to know whether the models learn as
-they should.
-
-Made by `GIRIH_DATA=... python recipes/quality.py --seeds {seeds}` on {processor()}, {os.cpu_count()} cores, CPU only, float32.
-
-- **Test AUC and logloss** are measured with the weights of the best validation AUC: mean ± standard deviation over the seeds 1 to {seeds}.
-- **Seconds** (s) are the median of whole runs, on a shared machine. They are not a benchmark.
-
-| data | model | test AUC | test logloss | to reach | s |
-|---|---|---|---|---|---|
-{table}
-
-- **frappe**: the split of BARS `frappe_x1` (train is a reconstruction of the published file). Embeddings have dim 10. The MLP is
-  400-400-400 with batch norm and dropout 0.3. The optimizer is lazy Adam with L2 0.05 on touched rows, and a tenth of the rate after epoch 8. BARS
-  trains with a dense penalty on whole tables. The numbers in brackets are BARS's means over five seeds, or its single run.
-- **xdeepfm, two_tower** (`--only frappe/xdeepfm`, `--only frappe/two_tower`): five seeds, with the sizes of BARS. The sizes are CIN 64, and towers of
-  400-400-400 on [user, daytime, weekday, isweekend, homework, weather, country, city] and [item, cost].
-  - The test AUC must reach BARS's mean less three standard deviations over seeds, otherwise the command ends with status 1. For xDeepFM this is BARS's own deviation
-    (0.00037). BARS has only one run of DSSM, so for DSSM it is the deviation of DCN-V2 (0.00043).
-  - If the table has no such rows, the models were not run yet.
-- **kuairand**: KuaiRand-Pure, split by day. `prepare.py` joins users, videos and each user's earlier clicks. The logistic
-  baseline is one-hot logistic regression on the same features without histories.
-- **grocery**: Amazon's grocery reviews. Each user's last purchase and one drawn item are the test data, and the previous ones are validation data.
-  The graph of ATBRG is a later snapshot of items that are bought together, and may know the item that the model must predict.
-- **adult**: census income, the published train and test files.
-- **criteo**: 8,000 rows. They only show that the format works.
-
-We do not ship the data sets, because their terms do not allow it. The config of each recipe says where to get its data.
-"""
+    Raises:
+        SystemExit: the page lacks the paragraph or the table.
+    """
+    made = (
+        f"Made by `GIRIH_DATA=... python recipes/quality.py --seeds {seeds}` on {processor()}, {os.cpu_count()} cores,"
+        " CPU only, float32."
+    )
+    for pattern, new in ((MADE, made), (TABLE, "\n".join([*HEADER, *rows]))):
+        text, found = pattern.subn(lambda _, new=new: new, text)
+        if found != 1:
+            sys.exit(f"{PAGE}: expected one part that matches {pattern.pattern!r}, found {found}; restore it")
+    return text
 
 
 if __name__ == "__main__":

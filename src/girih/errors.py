@@ -16,6 +16,14 @@
     └── RemoteError                (RuntimeError)     another process answered that it failed
 
 Every message is one line. It says what was received, what was expected, and how to fix the problem.
+
+Examples:
+    >>> import girih
+    >>> try:
+    ...     girih.Table(name="user", dim=0)
+    ... except girih.errors.GirihError as error:
+    ...     print(error)
+    table 'user': dim = 0: expected an integer from 1 to 4096
 """
 
 from __future__ import annotations

@@ -28,6 +28,13 @@ DEFAULT_DIM = 16
 
 
 class _Feature(Options):
+    """The options of all features.
+
+    Attributes:
+        name: the name of the feature in the model, in the order of the schema.
+        column: the column of the data; None takes ``name``.
+    """
+
     owner = "feature {self.name!r}: "
     kind: ClassVar[str]
     name: str
@@ -44,6 +51,19 @@ class _Feature(Options):
 
 
 class _Sparse(_Feature):
+    """The options of features with a table.
+
+    Attributes:
+        dim: width of the embedding, from 1 to 4096; None takes the dim of the table, or else the default, 16.
+        table: the table of the rows; None takes a table with the feature's name. Features may share a table.
+        pooling: the vector of several ids: their "mean", their "sum", or "sqrtn", the sum over √n.
+        max_length: limit of the ids per example. A longer list keeps its last ids. None sets no limit.
+        separator: the text between the ids of a cell; None for a single id, or for columns of lists.
+        list_format: "brackets" reads cells such as ``[1, 2]`` as lists.
+        padding_id: an id that does not count. Lists drop it; as a single id it is a missing id.
+        float_ids: True reads the number 7.0 as the id 7.
+    """
+
     misplaced_options: ClassVar[Mapping[str, str]] = {"embedding_dim": "did you mean 'dim'?"}
     dim: Dim | None = None
     table: str | None = None
@@ -83,14 +103,24 @@ class _Sparse(_Feature):
 class Categorical(_Sparse):
     """An id, or a bag of ids, pooled to one vector of ``dim``.
 
-    ``bucketize`` turns a numeric column into ids: the number of boundaries that are ≤ the value. ``transform`` makes an
-    id from a time: its hour, 0 to 23, or its weekday, 0 (Monday) to 6. If times are numbers since 1970, ``time_unit``
-    is their unit (default: seconds). ``weights`` names a list column with one weight per id.
+    Attributes:
+        bucketize: rising boundaries that turn a number into an id: the number of boundaries that are ≤ the number.
+        weights: a list column with one weight per id.
+        weight_separator: the text between an id and its weight, such as ``:`` in ``7:0.5``.
+        transform: makes an id from a time: its "hour", 0 to 23, or its "weekday", 0 (Monday) to 6.
+        time_unit: the unit of times that are numbers since 1970: "s", "ms", "us" or "ns"; None means seconds.
 
-    ``separator`` splits strings into bags. A bag that is longer than ``max_length`` keeps its last ids. ``list_format =
-    "brackets"`` reads strings such as ``[1, 2]`` as bags. ``weight_separator`` splits each string of a bag into an id
-    and its weight, such as ``7:0.5``. ``padding_id`` does not count as an id: bags drop it, and for examples with one
-    id it is a missing id. With ``float_ids``, 7.0 is the id 7.
+    Examples:
+        A feature with a table of its own, a bag whose ids are separated by ``|``, and ids from prices:
+
+        >>> import girih
+        >>> user = girih.Categorical(name="user", dim=16)
+        >>> tags = girih.Categorical(name="tags", separator="|", pooling="sum", table="tag")
+        >>> price = girih.Categorical(
+        ...     name="price_range", column="price", bucketize=[5, 20, 100]
+        ... )
+        >>> user.table_name, tags.table_name, price.source
+        ('user', 'tag', 'price')
     """
 
     kind = "categorical"
@@ -141,18 +171,35 @@ class Categorical(_Sparse):
 class Sequence(_Sparse):
     """Ids in order, oldest first. A model that reads sequences gets them whole; other models get them pooled.
 
-    A sequence that is longer than ``max_length`` keeps its last ids. ``list_format``, ``padding_id`` and ``float_ids``
-    are the same as in :class:`Categorical`.
+    Examples:
+        The last 50 clicks of a user, with the rows of the feature ``item``:
+
+        >>> import girih
+        >>> history = girih.Sequence(
+        ...     name="history", table="item", separator=" ", max_length=50
+        ... )
+        >>> history.table_name, history.is_split
+        ('item', True)
     """
 
     kind = "sequence"
 
 
 class Numeric(_Feature):
-    """A single number. The transforms are applied in order, and null then becomes 0.
+    """A single number, float32. The transforms are applied in order, and null then becomes 0.
 
-    ``log1p`` is ln(1 + max(x, 0)). ``standardize`` takes mean and deviation from the training data. ``hour`` and
-    ``weekday`` read a time, as in :class:`Categorical`, and come first.
+    Attributes:
+        transform: one transform, or several. "log1p" is ln(1 + max(x, 0)). "standardize" takes mean and deviation from
+            the training data, and comes last. "hour" and "weekday" read a time, as in :class:`Categorical`, and come
+            first.
+        time_unit: the unit of times that are numbers since 1970: "s", "ms", "us" or "ns"; None means seconds.
+
+    Examples:
+        >>> import girih
+        >>> price = girih.Numeric(name="price", transform=["log1p", "standardize"])
+        >>> hour = girih.Numeric(name="hour", column="time", transform="hour", time_unit="ms")
+        >>> price.transform, hour.part_of_time
+        (('log1p', 'standardize'), 'hour')
     """
 
     kind = "numeric"
@@ -186,10 +233,11 @@ Feature = Categorical | Sequence | Numeric
 class Labels(Options):
     """Labels to predict: columns in [0, 1], conditions on columns, or any numbers if the loss is ``mse`` or ``huber``.
 
-    ``derive`` maps a label to a condition, such as ``{"liked": "rating >= 4"}``; operators are ``== != < <= > >= in``.
-    ``weight`` names a column that weights examples.
-
     Attributes:
+        names: the labels, in the order of the model's outputs. A text is one name.
+        derive: label → a condition that makes it, such as ``{"liked": "rating >= 4"}``. Operators are ``== != < <= > >=
+            in``. Other labels are columns of their name.
+        weight: a column of weights of the examples, at least 0; None weights all equally.
         loss: label → ``bce`` (binary cross-entropy of a logit, the default), ``mse`` or ``huber`` (of the plain
             output).
         huber_delta: the error from which Huber's loss grows linearly.
@@ -197,6 +245,16 @@ class Labels(Options):
         mask: label → a column of 0 and 1, or a condition as in ``derive``. If the condition is not met, the label does
             not count for the example, and its value is not read.
         label_weight: label → a column of weights of the examples for this label, in addition to ``weight``.
+
+    Examples:
+        >>> import girih
+        >>> labels = girih.Labels(
+        ...     names=["liked", "watch_s"],
+        ...     derive={"liked": "rating >= 4"},
+        ...     loss={"watch_s": "huber"},
+        ... )
+        >>> labels.losses
+        ('bce', 'huber')
     """
 
     owner = "labels: "
@@ -228,7 +286,7 @@ class Labels(Options):
 
     @property
     def losses(self) -> tuple[LabelLoss, ...]:
-        """The loss of each label, in order."""
+        """The loss of each label, in the order of ``names``."""
         return tuple(self.loss.get(name, "bce") for name in self.names)
 
     @property
@@ -249,13 +307,26 @@ class Schema:
 
     Args:
         features: in the order in which models see them.
-        labels: names, or :class:`Labels`.
+        labels: one name, a list of names, or :class:`Labels`.
         tables: only tables that differ from the defaults, or that are shared and have their own options.
         defaults: the dim of tables if neither the table nor its features set one.
         null_values: texts that mean a missing value, in files, dictionaries and requests.
 
     Raises:
         ConfigError: duplicates, unknown tables, or features that disagree on a shared table's dim.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema(
+        ...     features=[
+        ...         girih.Categorical(name="user", dim=16),
+        ...         girih.Sequence(name="history", table="item", dim=8),
+        ...         girih.Numeric(name="age", transform="standardize"),
+        ...     ],
+        ...     labels="clicked",
+        ... )
+        >>> schema.names, [table.name for table in schema.tables]
+        (['user', 'history', 'age'], ['user', 'item'])
     """
 
     features: tuple[Feature, ...]
@@ -329,15 +400,30 @@ class Schema:
         return {table.name: table for table in self.tables}
 
     def table_of(self, feature: Categorical | Sequence) -> Table:
-        """Returns the table of a feature's rows, with its dim filled in."""
+        """Returns the table of a feature's rows, with its dim filled in.
+
+        Raises:
+            KeyError: a feature of another schema.
+        """
         return self._table_by_name[feature.table_name]
 
     def dim_of(self, feature: Categorical | Sequence) -> int:
-        """Returns the width of a feature's embedding."""
+        """Returns the width of a feature's embedding.
+
+        Raises:
+            KeyError: a feature of another schema.
+        """
         return self.table_of(feature).dim or DEFAULT_DIM
 
     def narrowed(self, names: Collection[str]) -> Schema:
-        """Returns a schema with only the named features, in their order, with their tables and all labels."""
+        """Returns a schema with only the named features, in their order, with their tables and all labels.
+
+        Args:
+            names: of features; unknown names are ignored.
+
+        Raises:
+            ConfigError: no feature is left.
+        """
         wanted = set(names)
         features = [feature for feature in self.features if feature.name in wanted]
         used = {feature.table_name for feature in features if not isinstance(feature, Numeric)}
@@ -373,6 +459,13 @@ class Schema:
     def from_dict(cls, mapping: Mapping[str, object], where: str = "schema") -> Schema:
         """Builds a schema from the sections ``features``, ``labels``, ``tables``, ``defaults`` and ``data`` (only
         ``null_values``).
+
+        Args:
+            mapping: the sections, in the form of :meth:`to_dict`.
+            where: names the mapping in errors.
+
+        Raises:
+            ConfigError: a section or an option is missing, unknown or invalid.
         """
         for key in ("features", "labels"):
             if key not in mapping:
@@ -392,7 +485,12 @@ class Schema:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:
-        """Reads ``[[features]]``, ``[labels]``, ``[[tables]]``, ``[defaults]`` and ``data.null_values`` of a config file."""
+        """Reads ``[[features]]``, ``[labels]``, ``[[tables]]``, ``[defaults]`` and ``data.null_values`` of a config file.
+
+        Raises:
+            MissingFileError: there is no such file.
+            ConfigError: a section or an option is missing, unknown or invalid.
+        """
         return cls.from_dict(config.read_toml(path), str(path))
 
 

@@ -1,4 +1,16 @@
-"""Specification of tables: initial values, admission of new keys, eviction of old rows. Frozen, pure."""
+"""Specification of tables: initial values, admission of new keys, eviction of old rows. Frozen, pure.
+
+Examples:
+    >>> import girih
+    >>> table = girih.Table(
+    ...     name="user",
+    ...     initializer=girih.tables.Uniform(low=-0.05, high=0.05),
+    ...     admission=girih.tables.MinCount(count=3),
+    ...     eviction=girih.tables.LRU(max_rows=10_000_000),
+    ... )
+    >>> table.eviction
+    LRU(max_rows=10000000)
+"""
 
 from __future__ import annotations
 
@@ -32,7 +44,17 @@ class _Eviction(_Rule):
 
 
 class Normal(_Initializer):
-    """Initial values are normally distributed."""
+    """Initial values are normally distributed.
+
+    Attributes:
+        mean: mean of the values.
+        std: standard deviation of the values, at least 0.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Normal(std=0.05)).initializer
+        Normal(mean=0.0, std=0.05)
+    """
 
     name = "normal"
     mean: Finite = 0.0
@@ -40,7 +62,19 @@ class Normal(_Initializer):
 
 
 class Uniform(_Initializer):
-    """Initial values are uniform in [low, high)."""
+    """Initial values are uniform in [low, high).
+
+    Attributes:
+        low: the lowest value.
+        high: the end of the interval, at least ``low``.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(
+        ...     name="user", initializer=girih.tables.Uniform(low=-0.05, high=0.05)
+        ... ).initializer
+        Uniform(low=-0.05, high=0.05)
+    """
 
     name = "uniform"
     low: Finite = -0.01
@@ -52,13 +86,28 @@ class Uniform(_Initializer):
 
 
 class Zeros(_Initializer):
-    """Initial values are zero."""
+    """Initial values are zero.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Zeros()).initializer
+        Zeros()
+    """
 
     name = "zeros"
 
 
 class Constant(_Initializer):
-    """Initial values are one constant."""
+    """Initial values are one constant.
+
+    Attributes:
+        value: the value of each column.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", initializer=girih.tables.Constant(value=0.1)).initializer
+        Constant(value=0.1)
+    """
 
     name = "constant"
     value: Finite = 0.0
@@ -68,6 +117,15 @@ class MinCount(_Admission):
     """A key gets a row when it has been seen ``count`` times (counting Bloom filter of ``cells`` 8-bit cells).
 
     The filter may admit a key early (never late): about ``(1 - exp(-4 keys / cells))⁴`` of the keys.
+
+    Attributes:
+        count: number of sightings that admits a key, from 1 to 255.
+        cells: number of 8-bit cells of the table's filter, all shards together.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", admission=girih.tables.MinCount(count=3)).admission
+        MinCount(count=3, cells=1048576)
     """
 
     name = "min_count"
@@ -76,7 +134,16 @@ class MinCount(_Admission):
 
 
 class Probability(_Admission):
-    """A key without a row gets one with probability ``p`` each time it is seen."""
+    """A key without a row gets one with probability ``p`` each time it is seen.
+
+    Attributes:
+        p: the probability, in (0, 1].
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", admission=girih.tables.Probability(p=0.05)).admission
+        Probability(p=0.05)
+    """
 
     name = "probability"
     p: Annotated[float, Bounds(0, 1, open_low=True)] = 0.1
@@ -86,6 +153,14 @@ class LRU(_Eviction):
     """At ``max_rows``, the least recently used row of the table leaves: exact, per shard.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        max_rows: limit of the table's rows, at least 1.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.LRU(max_rows=1_000_000)).eviction
+        LRU(max_rows=1000000)
     """
 
     name = "lru"
@@ -96,6 +171,14 @@ class LFU(_Eviction):
     """At ``max_rows``, the least often used rows leave, a sixteenth of the table at once.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        max_rows: limit of the table's rows, at least 1.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.LFU(max_rows=1_000_000)).eviction
+        LFU(max_rows=1000000)
     """
 
     name = "lfu"
@@ -107,6 +190,18 @@ class TTL(_Eviction):
 
     With ``max_rows``, the least recently used row leaves when the table is full. ``max_rows`` is divided over the
     shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        steps: training steps that an unused row stays. Give either ``steps`` or ``seconds``.
+        seconds: wall-clock seconds that an unused row stays.
+        max_rows: limit of the table's rows; None sets no limit.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(
+        ...     name="user", eviction=girih.tables.TTL(seconds=30 * 24 * 3600)
+        ... ).eviction
+        TTL(steps=None, seconds=2592000, max_rows=None)
     """
 
     name = "ttl"
@@ -124,6 +219,14 @@ class Fixed(_Eviction):
     counted.
 
     ``max_rows`` is divided over the shards, rounded up: with N shards a table may hold up to N - 1 rows more.
+
+    Attributes:
+        max_rows: limit of the table's rows, at least 1.
+
+    Examples:
+        >>> import girih
+        >>> girih.Table(name="user", eviction=girih.tables.Fixed(max_rows=1_000_000)).eviction
+        Fixed(max_rows=1000000)
     """
 
     name = "none"
@@ -139,8 +242,26 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 class Table(Options):
     """Rows that share dim, optimizer, initializer, admission and eviction.
 
-    ``None`` takes the default: dim from the features, the trainer's sparse optimizer (and first-order
-    optimizer; ``optimizer`` replaces both), ``Normal(0, 0.01)``, every key admitted, no row ever evicted.
+    Attributes:
+        name: the name that features give as ``table``. A feature without ``table`` reads the table of its own name.
+        dim: width of a row, from 1 to 4096; None takes the dim of the features.
+        optimizer: one of ``girih.optim``, for rows and first-order weights; None takes the trainer's optimizers.
+        initializer: initial values of rows; None means ``Normal(mean=0.0, std=0.01)``.
+        admission: keys that get a row, :class:`girih.tables.MinCount` or :class:`girih.tables.Probability`; None admits
+            each key.
+        eviction: rows that leave: one of LRU, LFU, TTL and Fixed of ``girih.tables``; None keeps all rows.
+        dtype: type of the stored values: "float32", or "bfloat16" or "float16" with half the bytes.
+
+    Examples:
+        >>> import girih
+        >>> user = girih.Table(
+        ...     name="user", dim=16, dtype="bfloat16", optimizer=girih.optim.Adagrad(lr=0.05)
+        ... )
+        >>> schema = girih.Schema(
+        ...     [girih.Categorical(name="user")], labels="clicked", tables=[user]
+        ... )
+        >>> schema.tables[0].dim
+        16
     """
 
     owner = "table {self.name!r}: "

@@ -93,22 +93,34 @@ class _RunView:
 
     @property
     def sparse(self) -> SparseHalf:
-        """The sparse half of the open session."""
+        """The sparse half of the open session.
+
+        Raises:
+            ConfigError: no session is open; ``fit``, ``load`` and ``evaluate`` open it.
+        """
         return self._run.opened()[1].sparse
 
     @property
     def dense(self) -> DenseHalf:
-        """The dense half of the open session."""
+        """The dense half of the open session.
+
+        Raises:
+            ConfigError: no session is open; ``fit``, ``load`` and ``evaluate`` open it.
+        """
         return self._run.opened()[1].dense
 
     @property
     def spans(self) -> Spans:
-        """Phases of the run in this process."""
+        """Phases of the run in this process, with their seconds."""
         return self._run.context.stats.spans
 
     @property
     def learning_rate(self) -> LearningRate:
-        """The schedule of the learning rates of the open session."""
+        """The schedule of the learning rates of the open session.
+
+        Raises:
+            ConfigError: no session is open; ``fit``, ``load`` and ``evaluate`` open it.
+        """
         self._run.opened()
         return self._run.trainer_state.learning_rate
 
@@ -128,8 +140,10 @@ class _Predictor(_RunView):
     """The name of the data evaluated since the last fit, and its metrics."""
 
     def evaluate(self, data: Dataset | None = None) -> Metrics:
-        """Returns exact metrics of every label. Without ``data``, uses the test data of the config, or else its
-        validation data.
+        """Returns exact metrics of every label.
+
+        Args:
+            data: examples with labels; None takes the test data of the config, or else its validation data.
 
         Raises:
             ConfigError: data of another schema or without labels, or a feature that only ``fit`` can standardize.
@@ -157,8 +171,13 @@ class _Predictor(_RunView):
         return data
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-        """Yields each batch in order, with its predictions float32[B, T]; see :meth:`evaluate`. Labels may be
-        missing.
+        """Yields each batch in order, with its predictions float32[B, T]. Labels may be missing.
+
+        A prediction is a probability, or the plain output for a label with mse or huber loss.
+
+        Raises:
+            ConfigError: data of another schema, or a feature that only ``fit`` can standardize.
+            NonFiniteError: the model returned NaN or infinity.
         """
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
@@ -166,16 +185,19 @@ class _Predictor(_RunView):
             yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
-        """Returns the predictions for all examples in order, float32[examples, T]."""
+        """Returns the predictions for all examples in order, float32[n, T] for n examples and T labels.
+
+        Raises:
+            ConfigError, NonFiniteError: see :meth:`predictions`.
+        """
         parts = [probabilities for _, probabilities in self.predictions(data)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.schema.labels.names)), np.float32)
 
     def outputs(self, data: Dataset) -> NDArray[np.float32]:
-        """Returns the model's outputs for all examples in order, float32[examples, ...]: logits, or towers side by
-        side.
+        """Returns the model's outputs for all n examples in order, float32[n, ...]: logits, or towers side by side.
 
         Raises:
-            ConfigError: no examples, or a strategy that computes parts of the model elsewhere.
+            ConfigError: data of another schema, no examples, or a strategy that computes parts of the model elsewhere.
         """
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
@@ -211,7 +233,7 @@ class _Reporter(_Predictor):
             metrics: of the final weights. By default the metrics that :meth:`evaluate` returned since the last ``fit``:
                 on the test data of a config if there are any, else the latest. Without an evaluation, the metrics of
                 the validation data in ``fit``.
-            duration_s: None is the time since this trainer was made.
+            duration_s: wall-clock seconds of the run; None is the time since this trainer was made.
         """
         split, latest = self._evaluated or ("valid", self._run.final_metrics())
         metrics = metrics or latest
@@ -249,7 +271,8 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         schedule: packing, interleaving and prefetching.
         schema: by default the schema of the model.
         options: epochs, seed, precision and similar options.
-        store: the memory of rows. checkpoints: how often to save, if there is a ``run``.
+        store: the memory of rows.
+        checkpoints: the interval of checkpoints, if there is a ``run``.
         run: a directory for metrics, checkpoints and the timeline; None writes nothing.
         callbacks: receive every record.
         cluster: an existing cluster to join. By default, the ranks started by ``torchrun``. With several trainers, only
@@ -266,6 +289,24 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
 
     Raises:
         ConfigError: options that contradict each other.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> schema = girih.Schema([girih.Categorical(name="user", dim=4)], labels="clicked")
+        >>> data = girih.read_arrow(pa.table({"user": [7, 8], "clicked": [1, 0]}), schema)
+        >>> model = girih.models.DNN(schema, hidden=[8])
+        >>> options = girih.TrainOptions(epochs=2, seed=1)
+        >>> with girih.Trainer(
+        ...     model, sparse_optimizer=girih.optim.Adam(), options=options, run="run"
+        ... ) as trainer:
+        ...     state = trainer.fit(data)
+        ...     print(
+        ...         state.step,
+        ...         trainer.evaluate(data).num_examples,
+        ...         trainer.predict(data).shape,
+        ...     )
+        2 2 (2, 1)
     """
 
     def __init__(
@@ -364,15 +405,18 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         """Makes the trainer of a config file, as in ``girih train``, with its data, which ``fit()`` and ``evaluate()``
         use.
 
-        If there is a ``run``, its directory gets a ``config.toml``, so that every command can read it.
-
         Args:
+            path: the config file.
             overrides: as in ``--set``, ``["train.epochs=2"]``, or a mapping of values, ``{"train.epochs": 2}``.
-            strategy: replaces ``[strategy]`` whole, before the overrides.
+            strategy: the name of a strategy, which replaces ``[strategy]`` whole, before the overrides.
+            run: the run directory. It gets a ``config.toml``, so that every command can read it. None writes nothing.
+            callbacks: receive every record.
             progress: shows progress: a bar in notebooks and terminals, lines elsewhere.
 
         Raises:
-            ConfigError: anything unknown, missing or of the wrong type. MissingFileError, DataError: files of the data.
+            ConfigError: anything unknown, missing or of the wrong type.
+            MissingFileError: the config or a file of the data does not exist.
+            DataError: a file of the data does not fit the schema.
             RunDirectoryError: the run directory is not empty, or cannot be written.
         """
         from girih.app.run_config import RunConfig
@@ -411,10 +455,18 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
     def fit(
         self, train: Dataset | None = None, valid: Dataset | None = None, *, epochs: int | None = None
     ) -> RunState:
-        """Trains for ``epochs`` more epochs, including an unfinished epoch. None is the number of the options.
+        """Trains the model, and evaluates it at the end of each epoch if there is ``valid``.
 
-        Without ``train``, trains on the data of the config: see :meth:`from_config`. With early stopping, the best
-        weights are restored at the end. ``stopped`` says whether :meth:`request_stop` ended the training.
+        With early stopping, the best weights are restored at the end. ``stopped`` says whether :meth:`request_stop`
+        ended the training.
+
+        Args:
+            train: examples with labels; None takes the training and validation data of :meth:`from_config`.
+            valid: examples to evaluate; None evaluates nothing.
+            epochs: number of epochs to train, including an unfinished epoch; None takes ``epochs`` of the options.
+
+        Returns:
+            The state of the run: steps, examples, epochs, seconds of training.
 
         Raises:
             NonFiniteError: a loss or gradient is NaN or infinite; names the step.
@@ -439,6 +491,10 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
     def check(self, train: Dataset, valid: Dataset | None = None) -> None:
         """Raises the errors that :meth:`fit` would raise before it trains, but writes nothing.
 
+        Args:
+            train: examples with labels.
+            valid: examples to evaluate, if any.
+
         Raises:
             ConfigError: data of another schema, data that does not fit a loaded position, or no ``valid`` although the
                 options need it.
@@ -454,6 +510,10 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         """Does everything that :meth:`fit` does before its first step, and reads the first batch. Trains and writes
         nothing.
 
+        Args:
+            train: examples with labels.
+            valid: examples to evaluate, if any.
+
         Raises:
             ConfigError, DataError: as in :meth:`fit`.
         """
@@ -463,7 +523,17 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         train.first()
 
     def save(self, directory: str | os.PathLike[str]) -> Path | str:
-        """Writes a checkpoint ``directory/step-…``, also in any fsspec address. Returns its path, or address."""
+        """Writes a checkpoint ``directory/step-…``. All trainers must call this method.
+
+        Args:
+            directory: a directory, or any other fsspec address.
+
+        Returns:
+            The path of the checkpoint, or its address if it is not local.
+
+        Raises:
+            StorageFullError: the disk is full.
+        """
         run = self._run
         with self._cluster.explaining():
             run.open()
@@ -479,11 +549,13 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         """Takes rows and parameters from a checkpoint, or from the latest checkpoint of a run.
 
         Args:
+            directory: a run directory, a directory or address of checkpoints, or one checkpoint.
             resume: also continue from its step, position and random state. Otherwise only evaluate and predict; a run
                 with early stopping then gives its best weights.
             train: the data of the continued training, for a plan that depends on the data.
 
         Raises:
+            MissingFileError: there is no such directory.
             CheckpointError: no checkpoint, a damaged one, or one of another schema, model or optimizer. This trainer is
                 then unchanged; with several processes, some may have replaced their rows.
         """
@@ -500,6 +572,7 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         and strategy may differ. Call this method before any training.
 
         Args:
+            directory: the other run directory, its checkpoints, or one checkpoint.
             train: the training data, for a plan that depends on it, and for an evaluation before ``fit``. It serves to
                 measure standardized features that the other run does not have; otherwise ``fit`` measures them.
 
@@ -507,8 +580,9 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             The weights that were taken, and those that were not, with reasons; ``lines()`` describes them.
 
         Raises:
-            MissingFileError, CheckpointError: no checkpoint, or a damaged one. ConfigError: this trainer has trained
-                already.
+            MissingFileError: there is no such directory.
+            CheckpointError: no checkpoint, or a damaged one.
+            ConfigError: this trainer has trained already.
         """
         if self.state.step:
             raise ConfigError(
@@ -524,6 +598,9 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
 
         Leaving a ``with`` block does the same. A stopped run has no summary. If the last ``fit`` failed, or ``error``
         is set, there is no summary either, and callbacks get ``on_error``.
+
+        Args:
+            error: the reason for a failure outside ``fit``, for ``on_error`` of callbacks.
         """
         self._closed, failure = True, error or self._error
         with contextlib.ExitStack() as closing:  # all are closed, even if one raises

@@ -466,6 +466,7 @@ def test_a_plan_tells_its_groups_and_their_order(log_directory, capsys):
     assert re.search(
         r"groups of tables: embedding-4-adam_first_order-1-ftrl \(3 tables, [\d,]+ numbers per step\)", told
     )
+    assert "\neach step sends " in told
     assert "interleaving" not in told
     assert run("plan", log_directory / "config.toml", *words, *asked) == 0
     told = capsys.readouterr().err

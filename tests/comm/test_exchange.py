@@ -28,12 +28,16 @@ def sent_by(rng, sizes, dtype):
 def trips(exchange, rank, most):
     """What comes back and forth: the same requests whatever the exchange."""
     rng = np.random.default_rng((rank, most))
-    route = exchange.send_counts(rng.integers(0, most + 1, (SIZE, NUM_COUNTS)))
+    counts = exchange.send_counts(rng.integers(0, most + 1, (SIZE, NUM_COUNTS)))
+
+    def moved(sizes, dtype):
+        return exchange.begin(sent_by(rng, sizes.sent, dtype), sizes)()
+
     return [
-        route.received_counts.tolist(),
-        route.there(sent_by(rng, requests(route.sent_counts), torch.int64), requests).tolist(),
-        route.back(sent_by(rng, rows(route.received_counts), torch.float32), rows).tolist(),
-        route.there(sent_by(rng, rows(route.sent_counts), torch.float16), rows).view(torch.int16).tolist(),
+        counts.received.tolist(),
+        moved(counts.there(requests), torch.int64).tolist(),
+        moved(counts.back(rows), torch.float32).tolist(),
+        moved(counts.there(rows), torch.float16).view(torch.int16).tolist(),
     ]
 
 
@@ -46,9 +50,9 @@ def play(ranks):
             trips(grouped, ranks.rank, most) == trips(DirectExchange(ranks), ranks.rank, most)
             for most in MOST
         ]
-        route = grouped.send_counts(np.ones((SIZE, NUM_COUNTS), np.int64))
+        counts = grouped.send_counts(np.ones((SIZE, NUM_COUNTS), np.int64))
         before = grouped.num_messages
-        route.there(torch.arange(3 * SIZE), requests)
+        grouped.begin(torch.arange(3 * SIZE), counts.there(requests))()
         told.append([alike, grouped.num_messages - before])
     apart = TrainerGroup(
         ranks.rank, SIZE, ranks.registry, host=f"127.0.0.{1 + ranks.rank // 3}", name="apart"

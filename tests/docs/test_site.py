@@ -9,6 +9,7 @@ import sys
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 from urllib.parse import unquote, urljoin, urlsplit
 
 import aiohttp
@@ -19,6 +20,8 @@ from girih.app.run_config import keys_by_section
 from girih.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
+with mock.patch.object(sys, "path", [str(ROOT / "dev"), *sys.path]):
+    import api
 SITE = ROOT / "site"
 SOURCES = ("README.md", "docs", "src/girih", "dev")
 ERRORS = ("Runtime.exceptionThrown", "Log.entryAdded", "Network.loadingFailed")
@@ -89,8 +92,19 @@ def test_each_link_leads_to_a_file_and_a_heading(site):
 
 
 def test_each_public_name_key_and_command_has_its_entry(site):
-    api = site / "reference" / "api"
-    assert {path.name for path in api.iterdir()} == set(girih.__all__) - {"__version__"}
+    folder, names = site / "reference" / "api", set(api.page_names(api.load()))
+    assert {path.name for path in folder.iterdir()} == names
+    assert names >= set(girih.__all__) - {"__version__"}
+    pages = {name: (folder / name / "index.html").read_text() for name in names}
+    assert [name for name, page in pages.items() if page.count(">Examples:<") == 0] == []
+    members = [
+        (name.split(".")[0] if name.split(".")[0] in api.MODULES else name, f"{target.name}.{member}")
+        for name, target in api.public_names(api.load())
+        if target.is_class
+        for member, found in api.members_of(target)
+        if found.docstring and found.is_function
+    ]
+    assert [member for page, member in members if f'.{member}"' not in pages[page]] == []
     keys = (site / "reference" / "keys" / "index.html").read_text()
     commands = (site / "reference" / "commands" / "index.html").read_text()
     sections = keys_by_section()

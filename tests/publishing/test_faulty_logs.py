@@ -123,7 +123,7 @@ def test_segments_that_changed_places_are_refused(scene):
         shutil.copytree(replayed.source / "segments" / f"{one:08d}", replayed.path(other), dirs_exist_ok=True)
     replayed.say(first + 1)
     assert not found.poll()
-    assert f"says delta {first + 1}; expected delta {first}" in found.lines[-1]
+    assert f"says segment {first + 1}; expected segment {first}" in found.lines[-1]
     check(found, checkpoint)
 
 

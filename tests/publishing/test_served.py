@@ -188,7 +188,7 @@ def test_one_command_takes_a_server_back(patient, tmp_path, table, capsys):
     assert cli.run(["published", str(log)]) == 0
     shown = capsys.readouterr().out
     assert f"{log}: newest version 10, of step 10" in shown
-    assert "versions that can be had: 1 to 10" in shown
+    assert "available versions: 1 to 10" in shown
     with Site(log, "--follow", "--cache", tmp_path / "cache") as site:  # with what it left there
         assert "goes on with version 10" in "".join(site.errors)
 

@@ -68,6 +68,15 @@ def test_a_mean_below_what_a_row_must_reach_is_told(quality):
         assert quality.short_of(row, summaries) == told
 
 
+def test_a_new_quality_table_keeps_the_text_around_it(quality):
+    page = quality.PAGE.read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and line != quality.HEADER[0]]
+    again = quality.updated(page, [*rows, "| new | row | 0.5 | 0.7 | none | 1 |"], 4)
+    assert "python recipes/quality.py --seeds 4` on " in again
+    kept = page.replace(quality.MADE.search(page)[0], quality.MADE.search(again)[0])
+    assert again.replace("| new | row | 0.5 | 0.7 | none | 1 |\n", "") == kept
+
+
 def test_criteo_runs_on_the_raw_sample(data, tmp_path):
     summary = train(RECIPES / "criteo" / "criteo.toml", tmp_path / "run", "train.epochs=1")
     assert summary["num_examples"] == 7200

@@ -154,13 +154,13 @@ def messages_of_a_step(ranks):
         stats, counted = Stats(), []
         half = CollectiveSparse(cases.spec(shards=2), ranks, stats, **options)
         between = half.exchange._ranks
-        between.exchange = counting(between.exchange, counted)
+        between.begin_exchange = counting(between.begin_exchange, counted)
         batch = replace(cases.batches()[ranks.rank], share=Share(num_examples=8, weight=0.5))
         pulled = half.pull(batch, half.prepare(batch))
         cases.give(pulled.wait(), cases.coefficients(batch, 1), batch)
         push(pulled, 1, 1.0)
         found[name] = [len(counted), stats.wire_bytes()]
-        del between.exchange
+        del between.begin_exchange
         half.close()
     return [len(groups), found]
 
@@ -197,8 +197,8 @@ def wait_for_one(ranks):
     half = CollectiveSparse(cases.spec(), ranks, stats)
     half.pull(cases.batches()[1]).wait()  # loads kernels
     stats.counters.clear()
-    for reader in half._readers[: 1 - ranks.rank]:
-        reader.look_up = late(reader.look_up)
+    for group in half.routed[: 1 - ranks.rank]:
+        group.read = late(group.read)
     ranks.barrier()
     half.pull(cases.batches()[0]).wait()
     return stats.counters[EXCHANGE_NS] / 1e9

@@ -174,9 +174,7 @@ def test_bytes_of_synchronous_are_those_of_keys_that_belong_to_another_trainer(
     for is_training, shares in ((True, counted.train), (False, counted.evaluated)):
         for rank, share, _ in shares:
             remote_keys = sum(place_of(*key) != rank for key in Counted.keys(share))
-            ids += (
-                8 * TABLES + 8 * remote_keys + 8 * -(-remote_keys // 2)
-            )  # lengths, keys, counts of four bytes
+            ids += 8 * TABLES + 12 * remote_keys  # counts of keys, then each key with its own count
             embeddings += (row_bytes + (not is_training)) * remote_keys  # evaluations also learn absent keys
             gradients += row_bytes * remote_keys * is_training
     steps = -(-NUM_EXAMPLES // SIZE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import girih
 from girih.data.batch import Batch, Share, cut
-from girih.dense.half import DenseHalf, DenseSpec
+from girih.dense.half import Computed, DenseHalf, DenseSpec
 from girih.models import DeepFM
 from girih.models.embeddings import Block, Embeddings
 from support.cases import DIM
@@ -194,11 +194,8 @@ class DenseHalfSuite:
         half, other, one = self.make(), self.make(), self.case(3)
         embeddings = one.embeddings()
         whole = half.compute(one.batch, embeddings)
-        parts: Any = None
-        given = []
-        for examples in SLICES:
-            given.append(one.embeddings(examples))
-            parts = other.compute(one.part(examples), given[-1], parts, last=examples is SLICES[-1])
+        given = [one.embeddings(examples) for examples in SLICES]
+        parts = in_parts(other, one, given)
         np.testing.assert_allclose(float(parts.vote.loss), float(whole.vote.loss), rtol=1e-6)
         joined = [np.concatenate(each) for each in zip(*map(gradients_of, given), strict=True)]
         for ours, theirs in zip(joined, gradients_of(embeddings), strict=True):
@@ -221,12 +218,8 @@ class DenseHalfSuite:
     def test_one_refused_micro_batch_refuses_all(self) -> None:
         half, (one, named) = self.make(), self.nan_case("item")
 
-        def compute() -> Any:
-            computed: Any = None
-            for examples in SLICES:
-                last = examples is SLICES[-1]
-                computed = half.compute(one.part(examples), one.embeddings(examples), computed, last=last)
-            return computed
+        def compute() -> Computed:
+            return in_parts(half, one, [one.embeddings(examples) for examples in SLICES])
 
         self._assert_refused(half, compute, named)
 
@@ -276,6 +269,18 @@ class DenseHalfSuite:
         half.sync()
         assert_equal(self.numbers(half), before)
         half.close()
+
+
+def in_parts(half: DenseHalf, case: Case, given: Sequence[Embeddings]) -> Computed:
+    """What a half computes of a case in micro-batches.
+
+    Args:
+        given: the embeddings of each micro-batch.
+    """
+    computed = half.compute(case.part(SLICES[0]), given[0], last=False)
+    for examples, embeddings in zip(SLICES[1:], given[1:], strict=True):
+        computed = computed.add(case.part(examples), embeddings, last=examples is SLICES[-1])
+    return computed
 
 
 def gradients_of(embeddings: Embeddings) -> list[NDArray[Any]]:

@@ -325,6 +325,10 @@ class FakeComputed:
         """The vote on the step."""
         return Vote(torch.tensor(self.refusal is not None), torch.tensor(self.value, dtype=torch.float64))
 
+    def add(self, batch: Batch, embeddings: Embeddings, *, last: bool) -> FakeComputed:
+        """Loss and gradients with those of the next micro-batch."""
+        return self.half.compute(batch, embeddings, self, last=last)
+
     def apply(self, vote: Vote) -> Outcome:
         """Moves the parameters, or puts the counter back."""
         error = self.refusal or vote.error_from(vote.reported.tolist()) if vote.refused else None

@@ -41,7 +41,7 @@ class Gated:
         self.begun, self.failing, self.refusing = [], failing, refusing
         self._changed, self._open = threading.Condition(), set()
 
-    def compute(self, batch, embeddings, onto=None, *, last=True):
+    def compute(self, batch, embeddings, *, last=True):
         with self._changed:
             number = self._numbers[id(batch)]
             self.begun.append(number)

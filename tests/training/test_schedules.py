@@ -106,8 +106,8 @@ def test_a_push_that_is_refused_refuses_the_step():
     sparse, dense = FakeSparse(cases.spec()), FakeDense()
     original = dense.compute
 
-    def compute(batch, embeddings, onto=None, *, last=True):
-        computed = original(batch, embeddings, onto)
+    def compute(batch, embeddings, *, last=True):
+        computed = original(batch, embeddings)
         embeddings.blocks[0].values.grad[0] = float("inf")
         return computed
 
@@ -137,7 +137,7 @@ def test_closed_early_it_lets_go_of_what_was_pulled_ahead(staleness):
 def test_what_a_half_raises_ends_the_steps_and_lets_go_of_the_rest():
     sparse, dense = FakeSparse(cases.spec(), at_once=False), FakeDense()
 
-    def fail(batch, embeddings, onto=None, *, last=True):
+    def fail(batch, embeddings, *, last=True):
         raise RuntimeError("of the model")
 
     dense.compute = fail

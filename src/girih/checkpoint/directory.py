@@ -123,8 +123,15 @@ class CheckpointOptions(Options):
     Attributes:
         dir: a directory, or any other fsspec address such as ``s3://bucket/run``, only for this run; None takes
             ``checkpoints`` in the run directory.
-        every_steps: None saves only at the end, on a signal and at the best evaluation.
+        every_steps: number of steps between two checkpoints; None saves only at the end, on a signal and at the best
+            evaluation.
         keep: number of latest checkpoints that stay; the best one, under early stopping, stays too.
+
+    Examples:
+        >>> import girih
+        >>> checkpoints = girih.CheckpointOptions(every_steps=1000, keep=2)
+        >>> checkpoints.every_steps, checkpoints.dir
+        (1000, None)
     """
 
     owner = "checkpoint: "

@@ -101,7 +101,7 @@ def plan(
     sent = decided.predicted.get("bytes", {})
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
-        click.echo(f"a trainer and its servers send {size(total)} per step: {kinds}", err=True)
+        click.echo(f"each step sends {size(total)} per trainer: {kinds}", err=True)
     if chosen := decided.predicted.get("wire"):
         click.echo(f"between trainers and group servers: {chosen['why']}", err=True)
     _show_groups(decided)

@@ -53,8 +53,8 @@ def _show(log: Log) -> None:
         console.print(
             f"servers stay at version {pin}, until: girih published {log.root} --newest", soft_wrap=True
         )
-    console.print(f"versions that can be had: {describe_numbers(versions)}", soft_wrap=True)
-    table = mixed_table("the last ones", "version", "kind", "step", "rows", "left", "bytes")
+    console.print(f"available versions: {describe_numbers(versions)}", soft_wrap=True)
+    table = mixed_table("newest versions", "version", "kind", "step", "rows", "left", "bytes")
     for number in versions[-8:]:
         for whole in (False, True):
             try:

@@ -24,7 +24,7 @@ class Options(Redirecting):
 
     Raises:
         ConfigError: a value that the annotation does not accept (names the option, the value and the expectation); an
-            unknown option; or one given without its name.
+            option that is unknown, missing or given without its name; or options that contradict each other.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]

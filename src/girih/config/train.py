@@ -30,6 +30,15 @@ class EarlyStopping(Options):
     Attributes:
         metric: one of :data:`DIRECTIONS`, ``recall@k``, ``ndcg@k`` or ``mrr`` with the k of ``rank_at``, or one of ``metrics``.
         mode: "max" if more is better, "min" if less is. Only for your own metric.
+        patience: number of evaluations without an improvement that training survives.
+        min_delta: the difference from the best value that counts as an improvement, at least 0.
+
+    Examples:
+        >>> import girih
+        >>> stopping = girih.EarlyStopping(metric="logloss", patience=2, min_delta=1e-4)
+        >>> options = girih.TrainOptions(epochs=20, early_stopping=stopping)
+        >>> options.needs_valid
+        'early_stopping'
     """
 
     owner = "early_stopping: "
@@ -44,20 +53,21 @@ class TrainOptions(Options):
     """Options of training.
 
     Attributes:
-        epochs: passes over the training data.
+        epochs: number of passes over the training data.
         max_steps: ends the run after this number of steps, regardless of the epoch; None means no limit.
-        seed: seed of initial rows, of shuffling and of the model's initial values.
+        seed: seed of initial rows. In a config also of shuffling and of the model's initial values.
         precision: "bfloat16" computes the dense half under autocast; parameters stay float32.
         dense_forward: "int8" computes the forward pass of linear layers with 8-bit integers, on CPUs; parameters, and the
             whole backward pass, stay float32 (HT §5.1, see :mod:`girih.dense.accel.int8`).
         device: device of the dense half: "cpu", "cuda" or "auto" (CUDA if available).
-        clip_norm: maximum norm of all dense gradients together; gradients of rows are not clipped.
+        clip_norm: maximum L2 norm of all dense gradients together; None clips nothing. Gradients of rows are not clipped.
         global_batch_norm: batch norm uses the moments of all trainers' examples in a step, not only this trainer's.
         compile: uses ``torch.compile`` for training steps of the dense half, but not for evaluations.
+        early_stopping: ends training early, see :class:`EarlyStopping`; None trains all epochs.
         on_nonfinite: "stop" ends the run at a NaN or infinite loss or gradient; "skip" refuses the whole step
             (neither half moves) and counts it.
         lr_schedule: a scheduler of ``torch.optim.lr_scheduler`` by name with its options; see ``LearningRate``.
-        evaluate_every_steps: evaluates at this interval too, not only at the end of an epoch.
+        evaluate_every_steps: evaluates at this interval too, in steps, not only at the end of an epoch.
         log_every_steps: steps per line of ``metrics.jsonl``; None: often at first, so that a short run has about twenty
             lines, later every 50 steps.
         gauc_by: a categorical feature whose ids group the examples for GAUC.
@@ -66,6 +76,18 @@ class TrainOptions(Options):
             see :mod:`girih.metrics.custom`.
         progressive_validation: scores each batch in its forward pass, before its update; see ``ProgressiveScores``.
         tensorboard: writes scalars for TensorBoard into the run directory.
+
+    Examples:
+        >>> import girih
+        >>> options = girih.TrainOptions(
+        ...     epochs=3, precision="bfloat16", gauc_by="user", rank_at=[10]
+        ... )
+        >>> options.epochs, options.rank_at
+        (3, (10,))
+        >>> girih.TrainOptions(epoch=3)
+        Traceback (most recent call last):
+            ...
+        girih.errors.ConfigError: TrainOptions: unknown option 'epoch'; did you mean 'epochs'?
     """
 
     owner = "train: "
@@ -135,7 +157,8 @@ class TrainOptions(Options):
         """Returns a copy in which all ``metrics`` are functions: imports those given by name.
 
         Args:
-            where: names the options in errors. directory: the base of relative paths.
+            where: names the options in errors.
+            directory: the base of relative paths; None takes the working directory.
 
         Raises:
             ConfigError: the file, module or function does not exist, or a file fails to load.
@@ -232,13 +255,19 @@ class ScheduleOptions(Options):
 
     Attributes:
         packing: tables of equal row layout share one operation (D-packing, PICASSO §III-B); False: one operation per table.
-        micro_batches: parts into which each batch is cut (D-interleaving, PICASSO §III-C); "auto" by Eq. 2.
+        micro_batches: number of parts into which each batch is cut (D-interleaving, PICASSO §III-C); "auto" by Eq. 2.
         micro_batches_from: the layer from which batches are cut: "embedding", or "mlp", which only reduces the memory of
             activations.
-        interleaving_groups: sets of embedding groups that follow each other (K-interleaving, PICASSO §III-C); "auto" by
-            Eq. 3.
+        interleaving_groups: number of sets of embedding groups that follow each other (K-interleaving, PICASSO §III-C);
+            "auto" by Eq. 3.
         excluded: features whose embedding groups run before the interleaving groups.
         prefetch: prepares the ids of the next batch while this batch is computed.
+
+    Examples:
+        >>> import girih
+        >>> schedule = girih.ScheduleOptions(micro_batches=4, micro_batches_from="mlp")
+        >>> schedule.micro_batches, schedule.packing
+        (4, True)
     """
 
     owner = "schedule: "

@@ -64,15 +64,25 @@ class Dataset:
 
     Attributes:
         schema: the features and labels that batches hold.
-        batch_size: B; the last batch of an epoch may be smaller.
+        batch_size: B, the number of examples of a batch; the last batch of an epoch may be smaller.
         shuffle: permute rows, in another order in each epoch.
         shuffle_rows: the minimum number of rows that are permuted together.
         seed: together with the epoch's number, determines the order.
-        on_bad_row: ``error`` or ``skip``.
+        on_bad_row: ``error`` stops at the first bad row; ``skip`` drops and counts bad rows.
         read_ahead: number of batches that are read before they are needed.
-        source: the files. plan: the parts of the files to read.
+        source: the files.
+        plan: the parts of the files to read.
         negatives: adds examples to each batch, beyond its size; None adds none.
         skipped: the bad rows that the latest pass has dropped so far.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> table = pa.table({"user": [7, 8, 7], "clicked": [1, 0, 1]})
+        >>> data = girih.read_arrow(table, schema, batch_size=2)
+        >>> data.num_examples, [batch.ids.tolist() for batch in data]
+        (3, [[7, 8], [7]])
     """
 
     schema: Schema
@@ -98,8 +108,8 @@ class Dataset:
         After the last batch, this position is the start of the next epoch.
 
         Args:
-            epoch: with shuffling, each epoch has its own order.
-            position: where to begin, from an earlier pass; None begins the epoch.
+            epoch: number of the epoch, from 0. With shuffling, each epoch has its own order.
+            position: the place to begin at, from an earlier pass; None begins the epoch.
 
         Raises:
             ConfigError: a position of another epoch, or of data in another order.
@@ -122,11 +132,20 @@ class Dataset:
         return ((added(batch), after) for batch, after in batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the batches of epoch 0."""
+        """Yields the batches of epoch 0.
+
+        Raises:
+            DataError: a bad row or a damaged file, while iterating.
+        """
         return (batch for batch, _ in self.batches(0))
 
     def first(self) -> Batch:
-        """Returns the first batch of epoch 0. For a stream, returns a batch of existing records."""
+        """Returns the first batch of epoch 0. For a stream, returns a batch of existing records.
+
+        Raises:
+            StopIteration: the data has no rows.
+            DataError: a bad row or a damaged file.
+        """
         return next(iter(self.in_order() if self.source.endless else self))
 
     @property
@@ -169,7 +188,8 @@ class Dataset:
             per_step: number of items per batch, drawn uniformly with replacement.
 
         Raises:
-            ConfigError: features that this schema does not have. DataError: a catalogue without items.
+            ConfigError: features that this schema does not have.
+            DataError: a catalogue without items.
         """
         build(Count, per_step, "per_step")
         names = items.schema.names
@@ -177,11 +197,22 @@ class Dataset:
         return replace(self, negatives=drawn)
 
     def with_batch_size(self, batch_size: int) -> Dataset:
-        """Returns the same rows in the same order, in batches of another size."""
+        """Returns the same rows in the same order, in batches of another size.
+
+        Args:
+            batch_size: number of examples of a batch, at least 1.
+
+        Raises:
+            ConfigError: the size is out of range.
+        """
         return replace(self, batch_size=batch_size)
 
     def meeting(self, where: Where) -> Dataset:
-        """Returns the rows that meet another condition, which replaces the present condition."""
+        """Returns the rows that meet another condition, which replaces the present condition.
+
+        Raises:
+            DataError: the files do not have a column of the condition.
+        """
         plan = replace(self.plan, where=where)
         self.source.check(plan)
         return replace(self, plan=plan)
@@ -210,6 +241,8 @@ class Dataset:
         """Reads :meth:`batches` in a thread.
 
         Args:
+            epoch: number of the epoch, from 0.
+            position: the place to begin at; None begins the epoch.
             prepare: transforms each batch.
             stopped: returns whether a stream that waits for rows must end.
         """
@@ -229,6 +262,9 @@ class Dataset:
     def without_labels(self, *, keep: Iterable[str] = ()) -> Dataset:
         """Returns the same rows in file order, without labels, with additional columns: for prediction.
 
+        Args:
+            keep: columns to pass on, as ``Batch.kept``.
+
         Raises:
             DataError: a column to keep that the files do not have.
         """
@@ -240,6 +276,7 @@ class Dataset:
         """Returns the same rows with only some of the features. Other columns are not read.
 
         Args:
+            features: names of features of the schema.
             labels: keep labels, example weights and kept columns, if there are any.
 
         Raises:

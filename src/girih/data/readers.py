@@ -29,9 +29,9 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
     Args:
         paths: a file, directory, glob or fsspec address, or a list of them.
         schema: the features and labels to read; no other column is read.
-        batch_size: examples of a batch; the last batch of an epoch may have fewer. Default: 4096.
-        shuffle: permutes row groups over all files, then rows in windows of at least ``shuffle_rows`` (default: a
-            million). Default: False.
+        batch_size: number of examples of a batch; the last batch of an epoch may have fewer. Default: 4096.
+        shuffle: permutes row groups over all files, then rows in windows of at least ``shuffle_rows``. Default: False.
+        shuffle_rows: the minimum number of rows that are permuted together. Default: a million.
         seed: determines the order, together with the epoch. Default: 0.
         on_bad_row: ``error`` (the default) stops at the first bad row; ``skip`` drops and counts bad rows.
         keep: columns to pass on, as ``Batch.kept``.
@@ -41,10 +41,25 @@ def read_parquet(paths: Paths, schema: Schema, **options: Unpack[ReadOptions]) -
         null_values: texts that mean a missing value, in addition to an empty cell of a text file, such as ``["NA",
             "NULL"]``. Default: the texts in the schema, which a trained model also uses.
 
+    Returns:
+        The dataset. It reads rows when you iterate over it, or train on it.
+
     Raises:
         MissingFileError: a path or pattern that matches nothing.
         DataError: a file or column that does not fit the schema.
         ConfigError: an unusable option.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> from pyarrow import parquet
+        >>> parquet.write_table(
+        ...     pa.table({"user": [7, 8, 9], "clicked": [1, 0, 1]}), "day-01.parquet"
+        ... )
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_parquet("day-*.parquet", schema, batch_size=2, shuffle=True)
+        >>> data.num_examples, data.batch_size
+        (3, 2)
     """
     return make_dataset(ParquetSource(find_files(paths, suffix=".parquet")), schema, **options)
 
@@ -62,12 +77,26 @@ def read_arrow(data: object, schema: Schema, **options: Unpack[ReadOptions]) -> 
     order; for a table, girih compares some of its rows.
 
     Args:
+        data: the table or frame, see above.
+        schema: the features and labels to read; no other column is read.
         options: the options of :func:`read_parquet`.
+
+    Returns:
+        The dataset.
 
     Raises:
         ConfigError: an object without columns, a filtered pyarrow dataset, or an unusable option. Also, when training
             begins, a table of more than 256 MiB under a strategy with loaders, which are other processes.
         DataError: no rows, or columns that do not fit the schema.
+
+    Examples:
+        >>> import girih
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"user": [7, 8, 9], "clicked": [1, 0, 1]})
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_arrow(frame, schema, where="user < 9")
+        >>> data.first().ids.tolist()
+        [7, 8]
     """
     return make_dataset(arrow_source(data), schema, **options)
 
@@ -133,19 +162,38 @@ def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dat
     """Reads text files of separated values, uncompressed or compressed by gzip, bzip2, xz or zstd.
 
     Args:
-        separator: one or more characters, such as ``::``; ``\\s+`` for any number of blanks and tabs.
-        quote: the character around values that hold the separator; "" for none.
+        paths: a file, directory, glob or fsspec address, or a list of them.
+        schema: the features and labels to read.
+        separator: one or more characters, such as ``::``; ``\\s+`` for any number of blanks and tabs. Default: ``,``.
+        quote: the character around values that hold the separator; "" for none. Default: ``"``.
         quoted_line_breaks: values within quotes may hold line breaks. A quote that is not closed then ends its row much
             later.
         columns: names, for files without a header line. A first line that repeats them is skipped. Without labels,
             files may lack the label columns.
-        decimal, thousands: the marks before the fraction of a number and between its groups of digits, as in
-            ``1.234,5``.
+        decimal: the mark before the fraction of a number, such as ``,`` in ``1.234,5``. Default: ``.``.
+        thousands: the mark between groups of digits, such as ``.`` in ``1.234,5``. Default: none.
         units: texts before or after numbers that are ignored, such as ``["$", "%"]``.
         encoding: a Python codec, such as ``cp1252``, ``gbk`` or ``utf-16``; ids equal the ids of the same text in
-            UTF-8.
-        block_bytes: the size of text that is decoded at once.
+            UTF-8. Default: ``utf-8``.
+        block_bytes: the number of bytes of text that are decoded at once.
         options: the options of :func:`read_parquet`; ``shuffle`` permutes files, then rows in windows.
+
+    Returns:
+        The dataset. It reads rows when you iterate over it, or train on it.
+
+    Raises:
+        MissingFileError: a path or pattern that matches nothing.
+        DataError: a file or column that does not fit the schema.
+        ConfigError: an unusable option.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> _ = Path("clicks.csv").write_text("user;clicked\\n7;1\\n8;0\\n")
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_csv("clicks.csv", schema, separator=";")
+        >>> data.first().ids.tolist()
+        [7, 8]
     """
     check_schema(schema)
     for option in options:
@@ -168,7 +216,31 @@ def read_csv(paths: Paths, schema: Schema, **options: Unpack[CsvOptions]) -> Dat
 def read_criteo(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> Dataset:
     """Reads Criteo's raw logs: tabs, no header, columns ``label``, ``I1``…``I13``, ``C1``…``C26``.
 
-    Without labels, lines may lack the label. The arguments are those of :func:`read_csv`.
+    Without labels, lines may lack the label.
+
+    Args:
+        paths: a file, directory, glob or fsspec address, or a list of them.
+        schema: the features and labels to read.
+        options: ``encoding`` and ``block_bytes``, as in :func:`read_csv`, and the options of :func:`read_parquet`.
+
+    Returns:
+        The dataset. It reads rows when you iterate over it, or train on it.
+
+    Raises:
+        MissingFileError: a path or pattern that matches nothing.
+        DataError: a file that does not fit the schema.
+        ConfigError: an unusable option.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> columns = ["1", *map(str, range(13)), *(f"{word:08x}" for word in range(26))]
+        >>> _ = Path("day_0").write_text("\\t".join(columns) + "\\n")
+        >>> schema = girih.Schema(
+        ...     [girih.Numeric(name="I1"), girih.Categorical(name="C1")], labels="label"
+        ... )
+        >>> girih.read_criteo("day_0", schema).first().labels.tolist()
+        [[1.0]]
     """
     lists = [CRITEO_COLUMNS] if options.get("with_labels", True) else [CRITEO_COLUMNS, CRITEO_COLUMNS[1:]]
     return _read_text(
@@ -181,7 +253,29 @@ def read_libsvm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
 
     A categorical feature takes the index as its id and the value as its weight. A numeric feature takes the value. A
     single feature that is categorical or a sequence takes all pairs of a line as a bag, any number of them. The columns
-    are named ``label``, ``1:index``, ``1:value``, … The arguments are those of :func:`read_csv`.
+    are named ``label``, ``1:index``, ``1:value``, …
+
+    Args:
+        paths: a file, directory, glob or fsspec address, or a list of them.
+        schema: the features and labels to read.
+        options: ``encoding`` and ``block_bytes``, as in :func:`read_csv`, and the options of :func:`read_parquet`.
+
+    Returns:
+        The dataset. It reads rows when you iterate over it, or train on it.
+
+    Raises:
+        MissingFileError: a path or pattern that matches nothing.
+        DataError: a file that does not fit the schema.
+        ConfigError: an unusable option, or a schema that such files cannot have.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> _ = Path("clicks.libsvm").write_text("1 3:1 12:0.5\\n")
+        >>> schema = girih.Schema([girih.Categorical(name="words")], labels="label")
+        >>> data = girih.read_libsvm("clicks.libsvm", schema)
+        >>> data.first().ids.tolist()
+        [3, 12]
     """
     check_schema(schema)
     columns = as_columns(schema)
@@ -193,7 +287,35 @@ def read_libffm(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) ->
 
     The feature's column, or else its name, is the field. A categorical feature is a bag of indexes with values as
     weights. A sequence is a list of indexes. A numeric feature takes the value of its only pair. A field that a line
-    lacks is an empty bag, or a missing number. The arguments are those of :func:`read_csv`.
+    lacks is an empty bag, or a missing number.
+
+    Args:
+        paths: a file, directory, glob or fsspec address, or a list of them.
+        schema: the features and labels to read.
+        options: ``encoding`` and ``block_bytes``, as in :func:`read_csv`, and the options of :func:`read_parquet`.
+
+    Returns:
+        The dataset. It reads rows when you iterate over it, or train on it.
+
+    Raises:
+        MissingFileError: a path or pattern that matches nothing.
+        DataError: a file that does not fit the schema.
+        ConfigError: an unusable option, or a schema that such files cannot have.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> _ = Path("clicks.libffm").write_text("1 0:7:1 1:12:1\\n")
+        >>> schema = girih.Schema(
+        ...     [
+        ...         girih.Categorical(name="user", column="0"),
+        ...         girih.Categorical(name="item", column="1"),
+        ...     ],
+        ...     labels="label",
+        ... )
+        >>> data = girih.read_libffm("clicks.libffm", schema)
+        >>> data.first().ids.tolist()
+        [7, 12]
     """
     check_schema(schema)
     columns = as_columns(schema, "libffm")
@@ -206,7 +328,29 @@ def read_jsonl(paths: Paths, schema: Schema, **options: Unpack[TextOptions]) -> 
     """Reads JSON lines: one object per line, whose keys are columns; numbers, strings, booleans, and lists of these.
 
     A key that a line lacks is a missing value. The first thousand lines of each file determine the columns and their
-    types. Lines with other types are read too, but more slowly. The arguments are those of :func:`read_csv`.
+    types. Lines with other types are read too, but more slowly.
+
+    Args:
+        paths: a file, directory, glob or fsspec address, or a list of them.
+        schema: the features and labels to read.
+        options: ``encoding`` and ``block_bytes``, as in :func:`read_csv`, and the options of :func:`read_parquet`.
+
+    Returns:
+        The dataset. It reads rows when you iterate over it, or train on it.
+
+    Raises:
+        MissingFileError: a path or pattern that matches nothing.
+        DataError: a file that does not fit the schema.
+        ConfigError: an unusable option.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import girih
+        >>> _ = Path("clicks.jsonl").write_text('{"user": 7, "clicked": 1}\\n')
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_jsonl("clicks.jsonl", schema)
+        >>> data.first().ids.tolist()
+        [7]
     """
     check_schema(schema)
     null_values = options.get("null_values")
@@ -231,15 +375,26 @@ def read_kafka(
 
     Args:
         address: ``kafka://host:port,host:port/topic``.
+        schema: the features and labels to read.
         messages: ``json``, one object per message, or ``arrow``, an IPC stream of any number of rows per message.
         start: ``earliest``, ``latest`` or a moment such as ``2026-11-01T00:00:00Z``, for an epoch without a position.
         stop_at: ``end`` ends an epoch at the last record that exists when the topic is opened; None never ends.
         kafka: options of librdkafka by their own names, for example for security.
         options: the options of :func:`read_parquet`, except ``shuffle``; an invalid message is a bad row.
 
+    Returns:
+        The dataset. An epoch without ``stop_at`` does not end.
+
     Raises:
         ConfigError: an unusable option, or confluent-kafka is not installed.
         DataError: no broker answers, the topic does not exist, or its first records do not fit the schema.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> data = girih.read_kafka(
+        ...     "kafka://localhost:9092/clicks", schema, stop_at="end"
+        ... )  # doctest: +SKIP
     """
     check_schema(schema)
     if messages not in TURN:

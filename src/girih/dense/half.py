@@ -160,6 +160,14 @@ class Computed(Protocol):
     @property
     def vote(self) -> Vote: ...
 
+    def add(self, batch: Batch, embeddings: Embeddings, *, last: bool) -> Computed:
+        """Runs the passes for the next micro-batch of the same batch; see :meth:`DenseHalf.compute`.
+
+        Returns:
+            The summed loss and gradients. They replace this object.
+        """
+        ...
+
     def apply(self, vote: Vote) -> Outcome:
         """Moves the parameters by these gradients. A refused step moves neither parameters nor buffers.
 
@@ -178,15 +186,12 @@ class DenseHalf(SavedParameters, Protocol):
 
     optimizer: torch.optim.Optimizer | None
 
-    def compute(
-        self, batch: Batch, embeddings: Embeddings, onto: Any = None, *, last: bool = True
-    ) -> Computed:
+    def compute(self, batch: Batch, embeddings: Embeddings, *, last: bool = True) -> Computed:
         """Runs forward pass, loss and backward pass. The embeddings collect their gradients.
 
         Args:
-            onto: the result for the previous micro-batch of the same batch; gradients and loss are added to it.
             last: whether this is the last micro-batch of the batch. Trainers communicate about a step once, with its
-                last micro-batch. The result for an earlier micro-batch may only be passed as ``onto``.
+                last micro-batch. To the result for an earlier micro-batch, the next one must be added.
         """
         ...
 

@@ -7,9 +7,10 @@ servers, forward and backward. Several nets of a trainer may run at the same tim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from girih.dense.halves.replica import Replica, ReplicaComputed
 from girih.errors import ConfigError, GirihError, NonFiniteError
 from girih.hierarchical.graph import Partitioned, ServerPart
 from girih.hierarchical.group_client import GroupClient
+from girih.hierarchical.hogwild import BorrowedNet
 from girih.hierarchical.live_parts import CutParameters
 from girih.hierarchical.optimizer_recipe import OptimizerRecipe, options_of, other_names
 from girih.hierarchical.shadow import average_buffers, check_averaged
@@ -85,23 +87,9 @@ class GroupedReplica:
             parameter.grad = None  # drops gradients that the user's own loop left
         self._begin_averaging()
 
-    def compute(
-        self,
-        batch: Batch,
-        embeddings: Embeddings,
-        onto: ReplicaComputed | None = None,
-        *,
-        last: bool = True,
-    ) -> ReplicaComputed:
+    def compute(self, batch: Batch, embeddings: Embeddings, *, last: bool = True) -> ReplicaComputed:
         """Runs forward pass, loss and backward pass. Gradients of parameters stay on the servers."""
-        net = self._borrow() if onto is None else cast(_PartitionedNet, onto.half)
-        try:
-            computed = net.compute(batch, embeddings, onto, last=last)
-            self._check_loss()
-        except BaseException:
-            net.abandon()
-            raise
-        return computed
+        return self._borrow().compute(batch, embeddings, last=last)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T], of the live parameters, or with other groups, of those at the last ``sync``."""
@@ -210,7 +198,7 @@ class GroupedReplica:
                 self._group.ask(GroupVerb.BEGIN)
             self._ranks.barrier()
 
-    def _check_loss(self) -> None:
+    def check_loss(self) -> None:
         """Refuses a loss that reads parameters: its gradients are on the trainer, but servers move the parameters."""
         for name, parameter in self.whole.named_parameters:
             if parameter.grad is not None:
@@ -267,7 +255,7 @@ class GroupedReplica:
             self.optimizer.state.clear()
 
 
-class _PartitionedNet(Replica):
+class _PartitionedNet(BorrowedNet):
     """One of several nets of a trainer: its partition, and its batch on the servers."""
 
     def __init__(
@@ -322,12 +310,11 @@ class _PartitionedNet(Replica):
 
     def abandon(self) -> None:
         """Drops a failed batch. Servers that cannot be reached now drop it later."""
-        try:
+        with suppress(GirihError):
             self.on_servers.discard()
-        except GirihError:
-            return
 
     def _refusal(self, embeddings: Embeddings) -> NonFiniteError | None:
+        self._half.check_loss()
         return self.on_servers.refusal
 
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -31,7 +30,24 @@ from girih.models.embeddings import Embeddings
 from girih.telemetry.stats import DENSE_STALENESS, StatsSnapshot
 
 
-class HogwildNet(Replica):
+class BorrowedNet(Replica):
+    """A net of a half that has several. It computes one batch at a time."""
+
+    def compute(
+        self, batch: Batch, embeddings: Embeddings, onto: ReplicaComputed | None = None, *, last: bool = True
+    ) -> ReplicaComputed:
+        """See :class:`Replica`. After a failure, nobody applies the batch."""
+        try:
+            return super().compute(batch, embeddings, onto, last=last)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Drops a failed batch."""
+
+
+class HogwildNet(BorrowedNet):
     """One net of a half. Its Parameter objects are separate, but their memory may be shared with other nets.
 
     Attributes:
@@ -43,6 +59,10 @@ class HogwildNet(Replica):
     def __init__(self, spec: DenseSpec, half: HogwildReplica) -> None:
         super().__init__(spec)
         self._half = half
+
+    def abandon(self) -> None:
+        """See :class:`BorrowedNet`. Afterwards the net is free again."""
+        self._half.give_back(self)
 
     def take_step(self, vote: Vote, gradients: Gradients, buffers: Buffers) -> Callable[[], None]:
         """See :class:`Replica`. Other nets may step at the same time. Afterwards the net is free again."""
@@ -115,16 +135,13 @@ class HogwildReplica:
             self._shadow = Shadow(parameters, servers, ranks.rank, average_every_steps, spec.stats)
             self._begin_averaging(self._shadow)
 
-    def compute(
-        self, batch: Batch, embeddings: Embeddings, onto: ReplicaComputed | None = None, *, last: bool = True
-    ) -> ReplicaComputed:
+    def compute(self, batch: Batch, embeddings: Embeddings, *, last: bool = True) -> ReplicaComputed:
         """Runs forward pass, loss and backward pass on a free net. Thread-safe. See :class:`Replica`."""
-        net = self._borrow() if onto is None else cast(HogwildNet, onto.half)
-        try:
-            return net.compute(batch, embeddings, onto, last=last)
-        except BaseException:
-            self._free.append(net)
-            raise
+        return self._borrow().compute(batch, embeddings, last=last)
+
+    def give_back(self, net: HogwildNet) -> None:
+        """Makes a net free again."""
+        self._free.append(net)
 
     def predict(self, batch: Batch, embeddings: Embeddings) -> Tensor:
         """Logits, float32[B, T], of the model to evaluate."""

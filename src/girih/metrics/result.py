@@ -229,7 +229,19 @@ class Metrics:
     """Metrics of every label, in the order of the labels.
 
     Attributes:
-        by_label: name to metrics.
+        by_label: the name of a label → its metrics.
+
+    Examples:
+        ``Trainer.evaluate`` returns metrics. ``summary.json`` has them as a mapping:
+
+        >>> import girih
+        >>> metrics = girih.Metrics.from_dict(
+        ...     {"clicked": {"num_examples": 1000, "auc": 0.75}}
+        ... )
+        >>> metrics.auc, metrics.by_label["clicked"].gauc
+        (0.75, None)
+        >>> print(metrics)
+        clicked: auc 0.75000  examples 1,000
     """
 
     by_label: Mapping[str, LabelMetrics]
@@ -241,12 +253,12 @@ class Metrics:
 
     @property
     def auc(self) -> float | None:
-        """The first label's AUC."""
+        """The first label's AUC, from 0 to 1; None without both classes."""
         return self.first.auc
 
     @property
     def logloss(self) -> float | None:
-        """The first label's logloss."""
+        """The first label's logloss, with the natural logarithm; None without examples."""
         return self.first.logloss
 
     @property
@@ -266,7 +278,11 @@ class Metrics:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Mapping[str, object]]) -> Metrics:
-        """The inverse of :meth:`as_dict`."""
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            ConfigError: an unknown or invalid entry.
+        """
         return cls({name: config.build(LabelMetrics, values, name) for name, values in mapping.items()})
 
     def __str__(self) -> str:

@@ -1,6 +1,17 @@
 """Models: plain torch modules of ``forward(numeric[B, X], embeddings) -> logits[B, T]``.
 
 Names are loaded on first use, because processes without torch read the needs of models.
+
+Examples:
+    >>> import girih
+    >>> features = [
+    ...     girih.Categorical(name="user", dim=8),
+    ...     girih.Categorical(name="item", dim=8),
+    ... ]
+    >>> schema = girih.Schema(features, labels="clicked")
+    >>> model = girih.models.DeepFM(schema, hidden=[64, 32])
+    >>> girih.models.BY_NAME["deepfm"] is type(model)
+    True
 """
 
 from __future__ import annotations

@@ -59,14 +59,32 @@ class ATBRG(Model):
     number for each node. The data preparation connects and prunes the graph.
 
     Args:
+        schema: the features and labels of the data.
         relations: neighbours (a sequence feature) → their nodes: a target, a history, or other neighbours, which makes
             the graph deeper. All have one dim.
         attention: history → its target, as for :class:`girih.models.DIN`; without it, neighbours do not count as
             histories.
-        attention_hidden: layers of the activation unit. softmax: normalise the activation over the history.
+        attention_hidden: widths of the activation unit's layers.
+        softmax: normalise the activation over the history.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
 
     Raises:
         ConfigError: relations of unknown features, in a cycle, or with different dims.
+
+    Examples:
+        Each item has neighbours: the brands of the item.
+
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=8)
+        >>> history = girih.Sequence(name="history", table="item", dim=8)
+        >>> brands = girih.Sequence(name="item_brands", table="brand", dim=8)
+        >>> schema = girih.Schema([item, history, brands], labels="clicked")
+        >>> model = girih.models.ATBRG(
+        ...     schema, relations={"item_brands": "item"}, hidden=[64, 32]
+        ... )
+        >>> model.pairs
+        (('history', 'item'),)
     """
 
     not_substitutable = checks.NOT_SUBSTITUTABLE

@@ -32,10 +32,31 @@ class CAN(Model):
     combines the units with DIEN. This model pools other sequences instead.
 
     Args:
+        schema: the features and labels of the data.
         co_action: item (a categorical feature, whose rows are the micro-MLP's parameters) → the features whose
             embeddings are fed to it, all of one dim. Only the units read these features. If the MLP must also read such
             a column, define another feature for it.
-        unit_layers, orders, independent_orders: see :class:`CoActionUnit`.
+        unit_layers: widths of the micro-MLP's layers.
+        orders: the highest power of the vectors that are fed to it.
+        independent_orders: each power has its own micro-MLP, so the item's rows are ``orders`` times as wide.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: unknown features, or an item whose dim is not the number of the micro-MLP's parameters.
+
+    Examples:
+        A micro-MLP of widths 8 → 8 → 4 has 108 weights and biases, so the item's rows have dim 108.
+
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=108)
+        >>> user = girih.Categorical(name="user", dim=8)
+        >>> schema = girih.Schema([item, user], labels="clicked")
+        >>> model = girih.models.CAN(
+        ...     schema, co_action={"item": ["user"]}, unit_layers=[8, 4], hidden=[64, 32]
+        ... )
+        >>> model.units[0].num_parameters
+        108
     """
 
     not_substitutable = (

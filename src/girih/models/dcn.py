@@ -20,8 +20,24 @@ from girih.schema import Schema
 class DCN(Model):
     """logits = Linear([cross(x_0), MLP(x_0)]) with x_0 = [embeddings, numeric] (eq. 1 to 5).
 
-    The cross network returns U cross(x_0), where U is the last layer's columns for it: see ``VectorCrosses``. With
-    ``hidden = ()`` there is only the cross network.
+    The cross network returns U cross(x_0), where U is the last layer's columns for it: see ``VectorCrosses``.
+
+    Args:
+        schema: the features and labels of the data.
+        cross_layers: number of crosses.
+        hidden: widths of the MLP's layers; empty for no MLP.
+        deep: ``dropout``, a probability in [0, 1) (default 0), and ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.DCN(schema, cross_layers=2, hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        2798
     """
 
     def __init__(
@@ -54,7 +70,26 @@ class DCNv2(Model):
     """Crosses with a full matrix W, parallel to the deep network or before it, x_0 = [embeddings, numeric].
 
     ``parallel``: logits = Linear([cross(x_0), MLP(x_0)]). ``stacked``: logits = Linear(MLP(cross(x_0))). ``rank`` makes
-    W = U Vᵀ of this rank. With ``hidden = ()`` there is only the cross network.
+    W = U Vᵀ of this rank.
+
+    Args:
+        schema: the features and labels of the data.
+        structure: "parallel" or "stacked".
+        cross_layers: number of crosses.
+        rank: rank of W; None for a full matrix.
+        hidden: widths of the MLP's layers; empty for no MLP.
+        deep: ``dropout``, a probability in [0, 1) (default 0), and ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range, or a rank above the width of x_0.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.DCNv2(schema, structure="stacked", rank=4, hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        2996
     """
 
     not_substitutable = (

@@ -29,8 +29,23 @@ class DIEN(Model):
     The forward pass of a training step stores the auxiliary loss in this module. :meth:`loss` takes it.
 
     Args:
+        schema: the features and labels of the data.
         attention: history → its target, as for :class:`girih.models.DIN`.
-        auxiliary: α; 0 trains without the auxiliary loss.
+        auxiliary: α, at least 0; 0 trains without the auxiliary loss.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: a history without a target, or of another dim than its target.
+
+    Examples:
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=8)
+        >>> history = girih.Sequence(name="history", table="item", dim=8)
+        >>> schema = girih.Schema([item, history], labels="clicked")
+        >>> model = girih.models.DIEN(schema, auxiliary=0.5, hidden=[64, 32])
+        >>> model.pairs
+        (('history', 'item'),)
     """
 
     not_substitutable = checks.NOT_SUBSTITUTABLE
@@ -73,7 +88,12 @@ class DIEN(Model):
         return self.deep(self.inputs(numeric, embeddings, *evolved))
 
     def loss(self, outputs: Tensor, batch: Targets) -> Tensor:
-        """Returns L_target + α · L_aux, weighted means over the examples, 0-d."""
+        """Returns L_target + α · L_aux, weighted means over the examples, float32[].
+
+        Args:
+            outputs: logits, float32[B, T].
+            batch: labels and weights of the examples.
+        """
         loss = label_losses(outputs, batch)
         auxiliary, self._left_for_loss = self._left_for_loss, None
         if auxiliary is None:

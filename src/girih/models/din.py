@@ -19,11 +19,26 @@ class DIN(Model):
     """logits = MLP([embeddings, numeric, Σ_j a(history_j, target) · history_j for each history]) (eq. 3).
 
     Args:
+        schema: the features and labels of the data.
         attention: history (a sequence feature) → its target (a categorical feature of equal dim). By default each
             sequence is paired with the only categorical feature that shares its table. Sequences that a mapping leaves
             out are pooled like any other feature.
-        attention_hidden: layers of the activation unit, which has neither dropout nor batch norm.
+        attention_hidden: widths of the activation unit's layers, which have neither dropout nor batch norm.
         softmax: normalise the attention over the history; the paper does not normalise it.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: a history without a target, or of another dim than its target.
+
+    Examples:
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=8)
+        >>> history = girih.Sequence(name="history", table="item", dim=8)
+        >>> schema = girih.Schema([item, history], labels="clicked")
+        >>> model = girih.models.DIN(schema, attention_hidden=[32], hidden=[64, 32])
+        >>> model.pairs
+        (('history', 'item'),)
     """
 
     def __init__(

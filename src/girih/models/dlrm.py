@@ -23,8 +23,24 @@ class DLRM(Model):
     Without numeric features there is neither bottom nor d; the paper does not consider this case. The top then reads
     the embeddings instead of d, because dots alone lose the information of single features.
 
-    All features have one dim. ``hidden`` are the layers of the top. ``bottom_hidden`` are the layers before the
-    bottom's last layer, whose width is dim.
+    All features have one dim.
+
+    Args:
+        schema: the features and labels of the data.
+        hidden: widths of the top's layers.
+        bottom_hidden: widths of the bottom's layers before its last one, whose width is dim.
+        deep: ``dropout``, a probability in [0, 1) (default 0), and ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range, or features of different dims.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.DLRM(schema, bottom_hidden=[32], hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        3081
     """
 
     def __init__(

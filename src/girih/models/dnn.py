@@ -18,6 +18,22 @@ class DNN(Model):
     """logits = MLP([embeddings, numeric]).
 
     Models that add a shallow part build it in :meth:`build_shallow`.
+
+    Args:
+        schema: the features and labels of the data.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.DNN(schema, hidden=[64, 32], dropout=0.1)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        2753
     """
 
     kinds: ClassVar[tuple[str, ...]] = (needs.EMBEDDING,)
@@ -40,6 +56,22 @@ class WideDeep(DNN):
 
     The wide part is linear in ids and numeric features; crosses are features of the data. Several labels share the wide
     part. The bias belongs to the MLP's last layer.
+
+    Args:
+        schema: the features and labels of the data.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.WideDeep(schema, hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        2754
     """
 
     kinds = (needs.FIRST_ORDER, needs.EMBEDDING)
@@ -57,6 +89,22 @@ class DeepFM(DNN):
     """logits = FM + MLP([embeddings, numeric]) on the same embeddings (Guo et al., IJCAI 2017, eq. 1).
 
     All features have one dim. Several labels share the FM part. The bias belongs to the MLP's last layer.
+
+    Args:
+        schema: the features and labels of the data.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range, or features of different dims.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.DeepFM(schema, hidden=[64, 32], batch_norm=True)
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        2954
     """
 
     kinds = (needs.FIRST_ORDER, needs.EMBEDDING)

@@ -27,9 +27,25 @@ class DSIN(Model):
     cuts sessions by length (:func:`cut_sessions`).
 
     Args:
+        schema: the features and labels of the data.
         attention: history → its target, as for :class:`girih.models.DIN`.
-        session_length: ids of a session. max_sessions: sessions of a history; earlier ids are left out.
+        session_length: number of ids of a session.
+        max_sessions: number of sessions of a history; earlier ids are left out.
         heads: number of heads of the self-attention; it must divide the histories' dims.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: a history without a target, or of another dim than its target; ``heads`` that do not divide a dim.
+
+    Examples:
+        >>> import girih
+        >>> item = girih.Categorical(name="item", dim=8)
+        >>> history = girih.Sequence(name="history", table="item", dim=8)
+        >>> schema = girih.Schema([item, history], labels="clicked")
+        >>> model = girih.models.DSIN(schema, session_length=5, heads=2, hidden=[64, 32])
+        >>> model.pairs
+        (('history', 'item'),)
     """
 
     not_substitutable = checks.NOT_SUBSTITUTABLE

@@ -24,7 +24,20 @@ MOST_SLICES = 2
 class Jagged(NamedTuple):
     """One sequence feature: the vectors of all its ids, and the start of each example.
 
-    ``values`` is float32[L, D], ``offsets`` int64[B+1]; example b has ``values[offsets[b]:offsets[b+1]]``.
+    Attributes:
+        values: float32[L, D].
+        offsets: int64[B+1]; example b has ``values[offsets[b]:offsets[b+1]]``.
+
+    Examples:
+        Sequences of 2, 0 and 1 ids, with vectors of width 1:
+
+        >>> import torch
+        >>> from girih.models import Jagged
+        >>> history = Jagged(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2, 2, 3]))
+        >>> history.last().flatten().tolist()
+        [2.0, 0.0, 3.0]
+        >>> history.padded()[1].tolist()
+        [[True, True], [False, False], [True, False]]
     """
 
     values: Tensor
@@ -69,7 +82,19 @@ class Jagged(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """The packed bags of some features: float32[B, len(features), D]."""
+    """The packed bags of some features.
+
+    Attributes:
+        features: their names, in order.
+        values: float32[B, len(features), D].
+
+    Examples:
+        >>> import torch
+        >>> from girih.models import Block
+        >>> block = Block(("user", "item"), torch.zeros(32, 2, 8))
+        >>> block.values.shape
+        torch.Size([32, 2, 8])
+    """
 
     features: tuple[str, ...]
     values: Tensor
@@ -81,8 +106,17 @@ class Embeddings:
 
     Attributes:
         blocks: packed bags; features of one block have one width.
-        sequences: sequences that the model reads whole.
+        sequences: feature → the sequence, which the model reads whole.
         first_order: packed first-order weights, float32[B, len(features), 1].
+
+    Examples:
+        A batch of 32 examples, with vectors of width 8 for two features:
+
+        >>> import torch
+        >>> from girih.models import Block, Embeddings
+        >>> embeddings = Embeddings((Block(("user", "item"), torch.zeros(32, 2, 8)),))
+        >>> embeddings["item"].shape, embeddings.concatenated().shape
+        (torch.Size([32, 8]), torch.Size([32, 16]))
     """
 
     blocks: tuple[Block, ...] = ()
@@ -157,7 +191,12 @@ class Embeddings:
     def mapped(
         self, of_bags: Callable[[Tensor], Tensor], of_sequence: Callable[[Jagged], Jagged] | None = None
     ) -> Embeddings:
-        """Returns the same features with other tensors. Vectors of sequences are mapped as bags unless ``of_sequence`` is given."""
+        """Returns the same features with other tensors.
+
+        Args:
+            of_bags: maps the values of a block, float32[B, n, D].
+            of_sequence: maps a sequence; None maps its values by ``of_bags``.
+        """
         of_sequence = of_sequence or (lambda each: each._replace(values=of_bags(each.values)))
         blocks, first_order = (
             tuple(Block(block.features, of_bags(block.values)) for block in packed)
@@ -167,7 +206,10 @@ class Embeddings:
         return Embeddings(blocks, sequences, first_order)
 
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors: of blocks, of first-order weights, and values and offsets of sequences."""
+        """Returns all tensors: of blocks, of first-order weights, and values and offsets of sequences.
+
+        Shapes and dtypes are those of :class:`Block` and :class:`Jagged`.
+        """
         packed = [block.values for block in (*self.blocks, *self.first_order)]
         return packed + [tensor for sequence in self.sequences.values() for tensor in sequence]
 

@@ -12,7 +12,22 @@ from girih.schema import Schema
 
 
 class LR(Model):
-    """logit = b + Σ_f w_f + Σ_x w_x · numeric_x. Reads only first-order weights; one label."""
+    """logit = b + Σ_f w_f + Σ_x w_x · numeric_x. Reads only first-order weights; one label.
+
+    Args:
+        schema: the features and labels of the data.
+
+    Raises:
+        ConfigError: several labels.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.LR(schema)
+        >>> model.needs
+        {'user': frozenset({'first_order'})}
+    """
 
     def __init__(self, schema: Schema) -> None:
         super().__init__(schema, needs.FIRST_ORDER)
@@ -25,7 +40,22 @@ class LR(Model):
 
 
 class FM(Model):
-    """logit = b + Σ_i w_i + Σ_{i<j} <v_i, v_j> (eq. 1). All features have one dim; one label."""
+    """logit = b + Σ_i w_i + Σ_{i<j} <v_i, v_j> (eq. 1). All features have one dim; one label.
+
+    Args:
+        schema: the features and labels of the data.
+
+    Raises:
+        ConfigError: several labels, or features of different dims.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.FM(schema)
+        >>> sorted(model.needs["user"])
+        ['embedding', 'first_order']
+    """
 
     def __init__(self, schema: Schema) -> None:
         super().__init__(schema, needs.FIRST_ORDER, needs.EMBEDDING)

@@ -128,7 +128,7 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
     """Binary cross-entropy, the mean over examples and labels: Σ w_b · l_bt / (T · Σ w_b).
 
     Args:
-        logits: [B, T].
+        logits: [B, T], of any floating dtype.
         labels: float32[B, T], each in [0, 1].
         weights: float32[B], one per example; None if all are 1.
 
@@ -138,6 +138,13 @@ def bce_with_logits(logits: Tensor, labels: Tensor, weights: Tensor | None = Non
 
     Raises:
         ConfigError: logits and labels differ in shape.
+
+    Examples:
+        >>> import torch
+        >>> from girih.models import bce_with_logits
+        >>> loss = bce_with_logits(torch.zeros(2, 1), torch.tensor([[1.0], [0.0]]))
+        >>> round(loss.item(), 4)
+        0.6931
     """
     return label_losses(logits, Targets(labels, weights))
 

@@ -42,6 +42,10 @@ class Model(nn.Module):
         self.num_labels = len(schema.labels.names)
 
     def read_whole(self, sequences: Collection[str]) -> list[str]:
-        """Declares that the model reads these sequences whole. Returns the names of the features that stay pooled."""
+        """Declares that the model reads these sequences whole. Returns the names of the features that stay pooled.
+
+        Args:
+            sequences: names of sequence features.
+        """
         self.needs |= dict.fromkeys(sequences, frozenset({needs.SEQUENCE}))
         return [feature.name for feature in self.schema.sparse if feature.name not in sequences]

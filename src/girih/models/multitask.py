@@ -32,6 +32,27 @@ class MMoE(Model):
 
     Each label has a gate and a tower. All labels share the experts. One product of x computes the first layers of all
     experts and all gates.
+
+    Args:
+        schema: the features and labels of the data.
+        num_experts: number of experts.
+        expert_hidden: widths of each expert's layers, at least one.
+        tower_hidden: widths of each tower's layers before its last.
+        deep: ``dropout``, a probability in [0, 1) (default 0), and ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema(
+        ...     [girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"]
+        ... )
+        >>> model = girih.models.MMoE(
+        ...     schema, num_experts=2, expert_hidden=[64, 32], tower_hidden=[16]
+        ... )
+        >>> model.num_labels
+        2
     """
 
     def __init__(
@@ -97,7 +118,21 @@ class ESMM(Model):
     sample of clicks. The second output is the logit of pCTCVR. pCVR is the quotient of the two predictions.
 
     Args:
-        hidden: the layers of each network before its last.
+        schema: the features and labels of the data.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: not two labels with binary cross-entropy.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema(
+        ...     [girih.Categorical(name="user", dim=8)], labels=["clicked", "bought"]
+        ... )
+        >>> model = girih.models.ESMM(schema, hidden=[64, 32])
+        >>> model.num_labels
+        2
     """
 
     def __init__(self, schema: Schema, **deep: Unpack[DeepOptions]) -> None:

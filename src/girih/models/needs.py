@@ -27,8 +27,24 @@ def needs_of(module: object, schema: Schema) -> dict[str, frozenset[str]]:
     A module without the attribute reads the embedding of every categorical and sequence feature. Features without needs
     are left out.
 
+    Args:
+        module: a model.
+        schema: the features of the data.
+
+    Returns:
+        Feature → some of "embedding", "first_order" and "sequence": a pooled vector, a pooled weight, and the vectors of
+        all ids.
+
     Raises:
         ConfigError: an unknown feature or need, or whole sequences of a feature that is not a sequence.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema(
+        ...     [girih.Categorical(name="user"), girih.Numeric(name="age")], labels="clicked"
+        ... )
+        >>> girih.models.needs_of(girih.models.LR(schema), schema)
+        {'user': frozenset({'first_order'})}
     """
     declared: Any = getattr(module, "needs", None)
     owner = type(module).__name__

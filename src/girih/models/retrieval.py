@@ -119,12 +119,37 @@ class Retrieval(TwoTower):
     The label of an item to find is 1. Other examples only give negatives: their items are compared with all users.
 
     Args:
+        schema: the features and labels of the data.
+        user: names of the features of the user's tower.
         item_id: the categorical feature of the item's tower that identifies an item.
+        item: names of the features of the item's tower. By default those that are not in ``user``.
         loss: "softmax" over the items of the batch (:func:`softmax`), or "bpr", which ranks the user's own item above
             each other item (:func:`pairwise`).
         log_q: the softmax subtracts the logarithm of an item's frequency in batches, estimated during training. Popular
             items are negatives more often, and this correction compensates for it. None corrects for "softmax".
-        frequency_rate: the weight of an item's newest sighting in this estimate.
+        frequency_rate: the weight of an item's newest sighting in this estimate, in (0, 1].
+        similarity: "dot" or "cosine", as in :class:`girih.models.TwoTower`.
+        temperature: the divisor of similarities, above 0.
+        tower_dim: the width of u and v.
+        hidden: widths of each tower's layers before its last.
+        deep: ``dropout``, a probability in [0, 1) (default 0), and ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an unknown feature, an ``item_id`` outside the item's tower, ``log_q`` with "bpr", or a label of another
+            loss than "bce".
+
+    Examples:
+        >>> import girih
+        >>> features = [
+        ...     girih.Categorical(name="user", dim=8),
+        ...     girih.Categorical(name="item", dim=8),
+        ... ]
+        >>> schema = girih.Schema(features, labels="clicked")
+        >>> model = girih.models.Retrieval(
+        ...     schema, user=["user"], item_id="item", tower_dim=32
+        ... )
+        >>> model.loss_features
+        ('item',)
     """
 
     loss_strategies: ClassVar[tuple[str, ...]] = ("local", "synchronous")
@@ -180,12 +205,17 @@ class Retrieval(TwoTower):
         return torch.cat(self.towers(numeric, embeddings), dim=1)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Maps u and v side by side to the logits of the users' own items, float32[B, 1]."""
+        """Maps u and v side by side, float32[B, 2 · tower_dim], to the logits of the users' own items, float32[B, 1]."""
         user, item = outputs.chunk(2, dim=1)
         return (user * item).sum(dim=1, keepdim=True) / self.temperature
 
     def loss(self, outputs: Tensor, batch: Targets) -> Tensor:
-        """Returns this trainer's part of the step's loss, 0-d. The parts of all trainers add up."""
+        """Returns this trainer's part of the step's loss, float32[]. The parts of all trainers add up.
+
+        Args:
+            outputs: float32[B, 2 · tower_dim], of :meth:`forward`.
+            batch: labels, weights and item ids of the examples.
+        """
         user, item = outputs.chunk(2, dim=1)
         ids = batch.everyone(batch.ids[self.loss_features[0]])
         scores = user @ batch.everyone(item.contiguous()).T / self.temperature

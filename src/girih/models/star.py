@@ -122,10 +122,28 @@ class STAR(Model):
     In the paper, each batch comes from one domain. This model splits a batch of several domains.
 
     Args:
+        schema: the features and labels of the data.
         domain: a numeric feature that holds the domain's number, from 0 on. The model uses it for nothing else.
-        auxiliary_hidden: layers of the auxiliary network; indicator_dim: width of its vector for the domain.
-        partitioned_norm: of x; it is the only normalisation.
-        hidden, dropout: of the FCN; dropout of the auxiliary network as well.
+        num_domains: number of domains.
+        partitioned_norm: normalise x by domain; it is the only normalisation.
+        auxiliary_hidden: widths of the auxiliary network's layers.
+        indicator_dim: width of its vector for the domain.
+        hidden: widths of the FCN's layers.
+        dropout: a probability in [0, 1), for the FCN and the auxiliary network.
+
+    Raises:
+        ConfigError: ``domain`` is not a numeric feature, or it has a transform.
+
+    Examples:
+        >>> import girih
+        >>> user = girih.Categorical(name="user", dim=8)
+        >>> country = girih.Numeric(name="country")
+        >>> schema = girih.Schema([user, country], labels="clicked")
+        >>> model = girih.models.STAR(
+        ...     schema, domain="country", num_domains=3, hidden=[64, 32]
+        ... )
+        >>> model.domains.num_domains
+        3
     """
 
     not_substitutable = "each domain normalises and multiplies the whole input with its own weights; use strategy 'synchronous'"

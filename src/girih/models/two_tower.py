@@ -23,13 +23,32 @@ class TwoTower(Model):
     The towers are independent until the similarity: v is the same for every user. One label.
 
     Args:
-        user, item: the features of each tower, of all kinds. By default ``item`` has the features that are not in
-            ``user``. A feature in neither tower is not read.
-        similarity: <u, v>, or <u, v> / (‖u‖ ‖v‖).
+        schema: the features and labels of the data.
+        user: names of the features of the user's tower, of all kinds.
+        item: names of the features of the item's tower. By default those that are not in ``user``. A feature in neither
+            tower is not read.
+        similarity: "dot", <u, v>, or "cosine", <u, v> / (‖u‖ ‖v‖).
         temperature: 1/γ, where γ is DSSM's smoothing factor. A cosine is at most 1, so useful logits need a low
             temperature.
         tower_dim: the width of u and v.
-        hidden: the layers of each tower before its last.
+        hidden: widths of each tower's layers before its last.
+        deep: ``dropout``, a probability in [0, 1) (default 0), and ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: several labels, an unknown feature, a feature of both towers, or an empty tower.
+
+    Examples:
+        >>> import girih
+        >>> features = [
+        ...     girih.Categorical(name="user", dim=8),
+        ...     girih.Categorical(name="item", dim=8),
+        ... ]
+        >>> schema = girih.Schema(features, labels="clicked")
+        >>> model = girih.models.TwoTower(
+        ...     schema, user=["user"], similarity="cosine", temperature=0.05
+        ... )
+        >>> model.item_features
+        ('item',)
     """
 
     def __init__(

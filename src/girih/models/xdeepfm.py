@@ -64,7 +64,22 @@ class XDeepFM(Model):
     The bias belongs to the MLP's last layer.
 
     Args:
-        cin_layers, split_half: see :class:`CIN`.
+        schema: the features and labels of the data.
+        cin_layers: the number of maps of each CIN layer.
+        split_half: half of a layer's maps go to the next layer, and the other half to the output; otherwise all do both.
+        deep: ``hidden``, the widths of the hidden layers (default 400, 400, 400); ``dropout``, a probability in [0, 1)
+            (default 0); ``batch_norm`` (default False).
+
+    Raises:
+        ConfigError: an option out of range, odd ``cin_layers`` with ``split_half``, or features of different dims.
+
+    Examples:
+        >>> import girih
+        >>> user, age = girih.Categorical(name="user", dim=8), girih.Numeric(name="age")
+        >>> schema = girih.Schema([user, age], labels="clicked")
+        >>> model = girih.models.XDeepFM(schema, cin_layers=[16, 16], hidden=[64, 32])
+        >>> sum(parameter.numel() for parameter in model.parameters())
+        3370
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from girih.schema import Schema
 BY_NAME: dict[str, type[nn.Module]] = {
     name: getattr(models, place.partition(".")[2]) for name, place in models.CLASSES.items()
 }
+"""The name of a model in configs → its class."""
 _OPTIONS = "_girih_options"
 """The attribute with the options from which :func:`create` made a model of a user's class."""
 
@@ -37,7 +38,8 @@ def create(
     """Builds a model by name.
 
     Args:
-        name: a key of :data:`BY_NAME`, or ``path/to/file.py:Class`` or ``package.module:Class``.
+        name: a key of ``girih.models.BY_NAME``, or ``path/to/file.py:Class`` or ``package.module:Class``.
+        schema: the features and labels of the data.
         options: the constructor's keywords, as in TOML. A user's constructor gets the schema as its first argument if
             the argument is named ``schema`` or annotated ``Schema``.
         where: names the options in errors, such as ``config.toml: [model]``.
@@ -46,6 +48,13 @@ def create(
     Raises:
         ConfigError: an unknown name or option, an option of the wrong type or out of range, or a user's module that
             cannot be loaded or built.
+
+    Examples:
+        >>> import girih
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> model = girih.models.create("deepfm", schema, {"hidden": [64, 32]})
+        >>> isinstance(model, girih.models.DeepFM)
+        True
     """
     is_user_model = isinstance(name, str) and ":" in name
     if is_user_model:

@@ -41,6 +41,22 @@ class EmbeddingBagCollection(GrowingModule):
 
     Raises:
         ConfigError: features that contradict each other; options that are unknown, out of range or for reading data.
+
+    Examples:
+        >>> import girih
+        >>> import torch
+        >>> features = [
+        ...     girih.Categorical(name="user", dim=8),
+        ...     girih.Categorical(name="tags", dim=4),
+        ... ]
+        >>> bags = girih.nn.EmbeddingBagCollection(
+        ...     features, optimizer=girih.optim.Adagrad(lr=0.05)
+        ... )
+        >>> pooled = bags(
+        ...     {"user": torch.tensor([[7], [8]]), "tags": torch.tensor([[1, 2], [2, 3]])}
+        ... )
+        >>> pooled["user"].shape, pooled["tags"].shape
+        (torch.Size([2, 8]), torch.Size([2, 4]))
     """
 
     @answers_movers(
@@ -113,7 +129,16 @@ class EmbeddingBagCollection(GrowingModule):
         return {name: bags[name] for name in self._names}
 
     def assign(self, table: str, ids: Tensor, vectors: Tensor) -> None:
-        """Sets rows of a table: int64[n] distinct ids, float32[n, D]. New ids get rows."""
+        """Sets rows of a table. New ids get rows.
+
+        Args:
+            table: the name of the table.
+            ids: int64[n], distinct.
+            vectors: float32[n, D].
+
+        Raises:
+            ConfigError: an unknown table, shapes or types that do not fit, or repeated ids.
+        """
         self.tables.assign(table, ids, vectors)
 
     def extra_repr(self) -> str:

@@ -91,7 +91,15 @@ class TableModule(GrowingModule):
         self.dim = dim
 
     def assign(self, ids: Tensor, vectors: Tensor) -> None:
-        """Sets rows: int64[n] distinct ids, float32[n, dim]. New ids get rows."""
+        """Sets rows. New ids get rows.
+
+        Args:
+            ids: int64[n], distinct.
+            vectors: float32[n, dim].
+
+        Raises:
+            ConfigError: shapes or types that do not fit, or repeated ids.
+        """
         self.tables.assign(ROWS, ids, vectors)
 
     def _describe(self, feature: str) -> str:
@@ -127,16 +135,30 @@ class EmbeddingBag(TableModule):
     Args:
         dim: width of a row.
         mode: "mean", "sum", or "sqrtn" (the sum over √n).
-        include_last_offset: offsets end with the number of ids.
+        include_last_offset: True if offsets end with the number of ids.
         padding_idx: an id that counts as absent: it adds nothing, has no row, and does not count in a mean.
         optimizer: one of ``girih.optim``; None is Adagrad(lr=0.01).
-        initializer, admission, eviction, dtype: of the rows; see ``girih.tables``.
-        seed: of the initial values.
+        initializer: initial values of rows; None means ``Normal(0, 0.01)``, see ``girih.tables``.
+        admission: ids that get a row; None admits each id.
+        eviction: rows that leave; None keeps all rows.
+        dtype: "float32", or "bfloat16" or "float16", which halve the bytes of stored rows.
+        seed: seed of the initial values.
         share: another module whose rows this module also uses.
         store: shards and memory; each shard has a thread.
 
     Raises:
         ConfigError: an option that is unknown or out of range, or ``share`` together with options of rows.
+
+    Examples:
+        Two bags, of the ids 7 and 8, and of a large id alone:
+
+        >>> import girih
+        >>> import torch
+        >>> bag = girih.nn.EmbeddingBag(8, mode="sum", optimizer=girih.optim.Adam(lr=0.01))
+        >>> bag(torch.tensor([7, 8, 10**12]), torch.tensor([0, 2])).shape
+        torch.Size([2, 8])
+        >>> bag.num_rows
+        3
     """
 
     @answers_movers(RowOptions.__annotations__)
@@ -194,6 +216,11 @@ class EmbeddingBag(TableModule):
 
         Also takes its ``mode``, ``padding_idx`` and ``include_last_offset``.
 
+        Args:
+            module: its weight is float[n, dim].
+            mode: replaces the module's mode.
+            rows: options of rows, as in the constructor.
+
         Raises:
             ConfigError: not a torch module of embeddings, or a mode or an option without a counterpart here.
         """
@@ -207,7 +234,20 @@ class EmbeddingBag(TableModule):
 class Embedding(TableModule):
     """``torch.nn.Embedding`` without ``num_embeddings``: any int64 id, rows appear when ids are first seen.
 
-    The arguments are those of :class:`EmbeddingBag`, without pooling. ``padding_idx`` gives zeros and is not trained.
+    Args:
+        dim: width of a row.
+        padding_idx: an id that gives zeros and is not trained.
+        rows: the options of rows of :class:`EmbeddingBag`, from ``optimizer`` to ``store``.
+
+    Raises:
+        ConfigError: an option that is unknown or out of range, or ``share`` together with options of rows.
+
+    Examples:
+        >>> import girih
+        >>> import torch
+        >>> embedding = girih.nn.Embedding(8, eviction=girih.tables.LRU(max_rows=1_000_000))
+        >>> embedding(torch.tensor([[7, 8, 7]])).shape, embedding.num_rows
+        (torch.Size([1, 3, 8]), 2)
     """
 
     @answers_movers(RowOptions.__annotations__)
@@ -232,6 +272,10 @@ class Embedding(TableModule):
     @classmethod
     def from_torch(cls, module: nn.Embedding, **rows: Unpack[RowOptions]) -> Embedding:
         """Takes the weights of a torch module: its ids 0 … n-1 become rows, and more ids may follow.
+
+        Args:
+            module: its weight is float[n, dim].
+            rows: options of rows, as in the constructor.
 
         Raises:
             ConfigError: not a torch module of embeddings, or an option without a counterpart here.

@@ -92,7 +92,7 @@ class GrowingModule(nn.Module):
     """A module that reads growing tables for some features.
 
     Attributes:
-        lr_scale: of later steps.
+        lr_scale: factor of the learning rate of later steps.
     """
 
     def __init__(self, tables: GrowingTables, features: Sequence[Categorical]) -> None:
@@ -173,7 +173,7 @@ class GrowingModule(nn.Module):
         return Embeddings(tuple(blocks))
 
     def read(self, reader: TableReader, bags: Bags) -> tuple[Tensor, ...]:
-        """Returns the outputs of all groups.
+        """Returns the outputs of all groups, float32[·, D].
 
         If the module learns, autograd leads from them to the store. On a GPU it also leads to weights that require a
         gradient.
@@ -248,7 +248,7 @@ class GrowingModule(nn.Module):
             raise CheckpointError(f"{where}: {error}") from error
 
     def get_extra_state(self) -> dict[str, object]:
-        """Returns rows, optimizer state and use counts as tensors of bytes in host memory, for ``state_dict()``."""
+        """Returns rows, optimizer state and use counts for ``state_dict()``, as tensors uint8[n] in host memory."""
         shards = []
         for name, store in self.tables.shards.files():
             with self.tables.used():

@@ -63,7 +63,7 @@ class Log:
         manifest = SegmentManifest.read(place, expected)
         if manifest.number != number or (manifest.previous is None) != whole:
             raise CheckpointError(
-                f"{place}/{NAME}: says {manifest.kind} {manifest.number}; expected {'snapshot' if whole else 'delta'} {number}"
+                f"{place}/{NAME}: says {manifest.kind} {manifest.number}; expected {'snapshot' if whole else 'segment'} {number}"
             )
         return manifest
 
@@ -209,9 +209,15 @@ class PublishOptions(Options):
         to: a directory, or any other fsspec address such as ``s3://bucket/ads``.
         every_s: seconds of training between two segments; 0.5 if neither this nor ``every_steps`` is given.
         every_steps: steps between two segments, instead of ``every_s``.
-        snapshot_every: segments between two snapshots of all rows, from which new followers begin.
+        snapshot_every: number of segments between two snapshots of all rows, from which new followers begin.
         keep: number of snapshots that stay, with all segments after the oldest of them.
         on_error: if nothing can be written, training goes on and tries again, or stops.
+
+    Examples:
+        >>> import girih
+        >>> publish = girih.PublishOptions(to="s3://bucket/ads", every_s=2.0, keep=3)
+        >>> publish.seconds, publish.snapshot_every
+        (2.0, 100)
     """
 
     owner = "publish: "

@@ -47,8 +47,8 @@ class SegmentManifest(PartsManifest):
 
     @property
     def kind(self) -> str:
-        """``snapshot`` or ``delta``."""
-        return "snapshot" if self.previous is None else "delta"
+        """``snapshot`` or ``segment``."""
+        return "snapshot" if self.previous is None else "segment"
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""

@@ -24,10 +24,24 @@ class Callback(Protocol):
 
     A subclass overrides only the methods that it needs. An object of another class needs ``on_plan``, ``on_metrics``,
     ``on_evaluation`` and ``on_end``. An exception raised by a callback stops the run.
+
+    Examples:
+        Give a callback to a trainer: ``girih.Trainer(model, callbacks=[Losses()])``.
+
+        >>> import girih
+        >>> class Losses(girih.Callback):
+        ...     def on_metrics(self, record):
+        ...         print(f"step {record['step']}: loss {record['loss']:.2f}")
+        >>> Losses().on_metrics({"step": 50, "loss": 0.6931})
+        step 50: loss 0.69
     """
 
     def on_config(self, options: Record) -> None:
-        """Receives the config's options by dotted name, secrets masked, before everything else. Needs a config."""
+        """Receives the config's options by dotted name, secrets masked, before everything else. Needs a config.
+
+        Args:
+            options: such as ``{"train.epochs": 3}``.
+        """
         return
 
     def on_plan(self, plan: Record) -> None:
@@ -35,11 +49,20 @@ class Callback(Protocol):
         return
 
     def on_metrics(self, record: Record) -> None:
-        """Receives a training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more."""
+        """Receives a training line of ``metrics.jsonl``: ``step``, ``examples``, ``loss``, ``rows`` and more.
+
+        Args:
+            record: name → value. ``elapsed_s`` is the seconds of the run so far, and ``rss_bytes`` the resident memory of its
+                processes, in bytes.
+        """
         return
 
     def on_evaluation(self, record: Record) -> None:
-        """Receives an evaluation line of ``metrics.jsonl``: ``step``, ``split``, ``auc``, ``logloss`` and more."""
+        """Receives an evaluation line of ``metrics.jsonl``: ``step``, ``split``, ``auc``, ``logloss`` and more.
+
+        Args:
+            record: name → number, or the name of the data for ``split``. An undefined metric is None.
+        """
         return
 
     def on_end(self, summary: Record | None) -> None:
@@ -74,6 +97,12 @@ class TensorBoard(_Tracker):
 
     Raises:
         ConfigError: tensorboard is not installed, or the directory cannot be written.
+
+    Examples:
+        >>> import girih
+        >>> board = girih.TensorBoard("logs")
+        >>> board.on_metrics({"step": 50, "loss": 0.69})
+        >>> board.on_end(None)
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -112,8 +141,13 @@ class MLflow(_Tracker):
         params: more parameters, for example ``{"lr": 0.1}``; they replace options of the same name.
 
     Raises:
-        ConfigError: mlflow is not installed. From each method: MLflow refused the values, or its server does not
-            answer.
+        ConfigError: mlflow is not installed. Methods also raise it if MLflow refused the values, or if its server does
+            not answer.
+
+    Examples:
+        >>> import girih
+        >>> tracker = girih.MLflow(params={"owner": "ads"})
+        >>> trainer = girih.Trainer(model, callbacks=[tracker])  # doctest: +SKIP
     """
 
     def __init__(self, params: Record | None = None) -> None:
@@ -162,11 +196,19 @@ class MLflow(_Tracker):
 class WandB(_Tracker):
     """Logs records to Weights & Biases by step, named as in :class:`TensorBoard`; final metrics to its summary.
 
-    They go to the run that is active when training begins, else to a new run with the ``options`` of ``wandb.init``.
+    They go to the run that is active when training begins, else to a new run.
     The options of girih's config are added to the run's config, except names that it already has.
+
+    Args:
+        options: arguments of ``wandb.init`` for a new run.
 
     Raises:
         ConfigError: wandb is not installed.
+
+    Examples:
+        >>> import girih
+        >>> tracker = girih.WandB(project="ads", tags=["daily"])  # doctest: +SKIP
+        >>> trainer = girih.Trainer(model, callbacks=[tracker])  # doctest: +SKIP
     """
 
     def __init__(self, **options: object) -> None:

@@ -313,7 +313,7 @@ class Follower(AbstractContextManager["Follower"]):
         try:
             version = Signature.read(self.directory, f"delete {self.directory} to begin again")
             if version.source.get("log") != self._log.root.url:
-                raise CheckpointError(f"{self.directory}: has versions of {version.source.get('log')}")
+                raise CheckpointError(f"{self.directory}: has versions of log {version.source.get('log')}")
             if self._fingerprint is not None and version.fingerprint != self._fingerprint:
                 raise CheckpointError(f"{self.directory}: has versions of another schema")
             groups = _groups_of(version, str(self.directory))

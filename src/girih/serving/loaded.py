@@ -62,7 +62,9 @@ class TableRows(NamedTuple):
     """Rows of a table.
 
     Attributes:
-        ids: int64[n]. rows: float32[n, D], their embeddings. counts: int64[n], how often training saw each id.
+        ids: int64[n].
+        rows: float32[n, D], their embeddings.
+        counts: int64[n], the number of times that training saw each id.
     """
 
     ids: NDArray[np.int64]
@@ -120,21 +122,51 @@ def load(run: str | os.PathLike[str], *, model: nn.Module | str | None = None) -
         model: for a class of the caller: a module, whose weights are replaced; or ``file.py:Class``, which is built
             with the options in the run's ``config.toml`` or in the checkpoint.
 
+    Returns:
+        The model. Close it, or use it in a ``with`` block, to free the memory of its tables.
+
     Raises:
-        MissingFileError: there is nothing.
+        MissingFileError: there is no such run or checkpoint directory.
         CheckpointError: there is no complete checkpoint, or it is damaged.
         ConfigError: the model is not one of girih's, and was not given.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> schema = girih.Schema([girih.Categorical(name="user", dim=4)], labels="clicked")
+        >>> data = girih.read_arrow(pa.table({"user": [7, 8], "clicked": [1, 0]}), schema)
+        >>> with girih.Trainer(girih.models.DNN(schema, hidden=[8]), run="run") as trainer:
+        ...     state = trainer.fit(data)
+        >>> model = girih.load("run")
+        >>> model.predict({"user": [7, 8, 9]}).shape
+        (3,)
+        >>> model.close()
     """
     return LoadedModel(open_model(run, model))
 
 
 class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
-    """A trained model. One thread at a time may use it.
+    """A trained model, made by :func:`girih.load`. One thread at a time may use it.
 
     Attributes:
-        checkpoint: the address of the checkpoint. step: its number of training steps.
+        checkpoint: the address of the checkpoint.
+        step: number of training steps of the checkpoint.
         final: True if the run ended with these weights, or its program saved them by ``Trainer.save``.
-        schema: features, labels and tables. model: the module, in evaluation mode after the first prediction.
+        schema: features, labels and tables.
+        model: the module, in evaluation mode after the first prediction.
+
+    Examples:
+        >>> import girih
+        >>> import pyarrow as pa
+        >>> schema = girih.Schema([girih.Categorical(name="user", dim=4)], labels="clicked")
+        >>> data = girih.read_arrow(pa.table({"user": [7, 8], "clicked": [1, 0]}), schema)
+        >>> with girih.Trainer(girih.models.DNN(schema, hidden=[8]), run="run") as trainer:
+        ...     state = trainer.fit(data)
+        >>> with girih.load("run") as model:
+        ...     print(model)
+        ...     print(model.embedding("user", [7, 8, 9]).shape, model.table("user").ids)
+        LoadedModel(DNN, step 1, user 2 rows)
+        (3, 4) [7 8]
     """
 
     def __init__(self, opened: OpenedModel) -> None:
@@ -148,6 +180,8 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
 
     def predict(self, data: object) -> NDArray[np.float32]:
         """Returns probabilities, float32[n], or float32[n, T] for several labels.
+
+        For a label with mse or huber loss, the result has the plain output instead of a probability.
 
         They equal those of ``girih predict`` bit for bit, for the same examples in the same order. The same example in
         another batch may differ in its last bit, because products of other sizes are summed in another order.
@@ -169,7 +203,12 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
         return found[:, 0] if num_labels == 1 else found
 
     def predictions(self, data: Dataset) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-        """Yields each batch in order, with its probabilities float32[B, T]. Labels may be missing."""
+        """Yields each batch in order, with its probabilities float32[B, T]. Labels may be missing.
+
+        Raises:
+            ConfigError: data of another schema.
+            DataError: a bad row or a damaged file.
+        """
         expect_data("data", data, self.schema, labels=False)
         session, normalization = self._session
         yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
@@ -182,7 +221,8 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
                 example the user's columns for the vectors of items.
 
         Raises:
-            DataError, ConfigError, CheckpointError: see :meth:`predict`. Also ConfigError if there are no examples.
+            ConfigError: there are no examples, or a ``Dataset`` of another schema.
+            DataError, CheckpointError: see :meth:`predict`.
         """
         has_towers = isinstance(self.model, TwoTower)
         dataset = data if isinstance(data, Dataset) else self._dataset(data, may_be_null=has_towers)
@@ -204,7 +244,9 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
             ids: integers or strings, as in the data: a list, an array of numpy or Arrow, a Series, or a tensor.
 
         Raises:
-            ConfigError: there is no such table, or the model reads no embedding of it. DataError: the ids are invalid.
+            ConfigError: there is no such table, or the model reads no embedding of it.
+            DataError: the ids are invalid.
+            CheckpointError: the checkpoint is damaged.
         """
         name = self._table(table)
         if isinstance(ids, str | bytes | int | np.generic):
@@ -231,8 +273,12 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
     def table(self, table: str) -> TableRows:
         """Returns all rows of a table by ascending id: ids int64[n], rows float32[n, D], and counts int64[n].
 
+        Args:
+            table: the name of a table, or of a feature that has one.
+
         Raises:
-            ConfigError: see :meth:`embedding`. CheckpointError: the checkpoint is damaged.
+            ConfigError: there is no such table, or the model reads no embedding of it.
+            CheckpointError: the checkpoint is damaged.
         """
         opened = self._opened
         return whole_table(opened.place, opened.manifest, self._table(table))

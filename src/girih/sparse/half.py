@@ -1,11 +1,11 @@
-"""The sparse half: it owns the rows.
+"""The interface of the sparse half, which owns the rows.
 
     batch ──► SPARSE HALF ──── embeddings ────► DENSE HALF ──► loss
                  ▲            (the cut)            │
                  └──────── their gradients ◄───────┘
 
-A half keeps no state about a batch: what belongs to a batch lives on the handle that :meth:`SparseHalf.pull` returned,
-so several batches may be in flight.
+A half keeps no state about a batch. The handle that :meth:`SparseHalf.pull` returns holds everything that belongs to
+the batch, so several batches may be in flight.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from girih.telemetry.stats import LiveNumber, StatsSnapshot
 
 
 class Pending(Protocol):
-    """An update on its way."""
+    """An update in progress."""
 
     def done(self) -> bool:
-        """Whether it is applied, or failed."""
+        """Returns whether the update is applied or has failed."""
         ...
 
     def wait(self) -> None:
-        """Blocks until it is applied."""
+        """Blocks until the update is applied."""
         ...
 
 
 class Pulled(Protocol):
-    """The embeddings of one batch, on their way, and the way back of their gradients.
+    """The handle of one batch: brings its embeddings, and takes their gradients back.
 
     Attributes:
-        staleness: earlier batches of this trainer whose gradients were not applied when these rows were read;
-            known once they are here.
+        staleness: earlier batches of this trainer whose gradients were not applied when these rows were read. Known
+            after :meth:`wait`.
     """
 
     staleness: int
 
     def wait(self, examples: slice | None = None) -> Embeddings:
-        """Blocks until they are here; the packed tensors are leaves that collect gradients.
+        """Blocks until the embeddings have arrived. The packed tensors are leaves that collect gradients.
 
         Args:
-            examples: only those of a micro-batch; all where None.
+            examples: the examples of a micro-batch; None is all examples.
         """
         ...
 
     def push(self, step: int, lr_scale: float, vote: Vote) -> Pending:
-        """Casts the vote on a step, and starts to apply the gradients that were collected, or none if the step is refused.
+        """Casts the vote on a step. Then starts to apply the collected gradients, unless the step is refused.
 
-        Called once, for all micro-batches together. A gradient that is NaN or infinite refuses the step.
+        Call it once for all micro-batches together. A gradient that is NaN or infinite refuses the step.
 
         Args:
             step: number of this update, from 1 on.
             lr_scale: multiplies the sparse learning rates.
-            vote: of the dense half; it learns what the rows refuse and count.
+            vote: the vote of the dense half. The call adds why the rows refuse the step, and their counters.
         """
         ...
 
     def discard(self) -> Pending:
-        """Lets go of a batch that was pulled ahead and will not be trained on."""
+        """Releases a batch that was pulled ahead and will not be trained on."""
         ...
 
 
@@ -74,12 +74,13 @@ class SparseStats:
     """Statistics of a sparse half, summed over all processes that hold rows.
 
     Attributes:
-        store: rows, hits, new, refused, evicted, dropped gradients and the like: see ``Store.counters``.
-        rows: rows of each table.
-        processes: title of a process behind this half → its ``Stats.snapshot``.
-        balance: ``asked_keys`` and ``paced_keys`` of all trainers together, see :mod:`girih.telemetry.stats`; empty where nobody
-            counts them.
-        features: ids of each feature, see :class:`girih.sparse.groups.group.FeatureCounts`; empty if nobody counts them.
+        store: counters such as rows, hits, new, refused, evicted, dropped gradients: see ``Store.counters``.
+        rows: number of rows of each table.
+        processes: title of a process that serves this half → its ``Stats.snapshot``.
+        balance: ``asked_keys`` and ``paced_keys`` of all trainers together, see :mod:`girih.telemetry.stats`; empty if
+            nothing counts them.
+        features: counts of the ids of each feature, see :class:`girih.sparse.groups.group.FeatureCounts`; empty if
+            nothing counts them.
     """
 
     store: Mapping[str, int] = field(default_factory=dict)
@@ -90,45 +91,45 @@ class SparseStats:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of a log of steps: ``store`` and ``balance``."""
+        """Counters for a log of steps: ``store`` and ``balance``."""
         return {**self.store, **self.balance}
 
 
 class SparseHalf(SavedRows, PublishedRows, Protocol):
-    """Owns the rows. All methods but ``pull`` and ``peek`` are called by all trainers, in the same order."""
+    """The half that owns the rows. All trainers call its methods except ``pull`` and ``peek``, in the same order."""
 
     def prepare(self, batch: Batch) -> object:
-        """Starts what depends on a batch's ids alone: it is done beside whatever comes next.
+        """Starts the work that depends on a batch's ids alone. The work runs in parallel with the next calls.
 
         Returns:
-            What :meth:`pull` takes; to let go of it, drop it. No row is made or marked by it.
+            The argument ``prepared`` of :meth:`pull`. Drop it to release the work. No row is created or marked as used.
         """
         ...
 
     def pull(self, batch: Batch, prepared: object = None) -> Pulled:
-        """Starts to read a batch's rows for training: new keys get rows, used rows are marked used.
+        """Starts to read a batch's rows for training. New keys get rows, and used rows are marked as used.
 
         Args:
-            prepared: what :meth:`prepare` returned for this batch; the rows are the same without it.
+            prepared: the result of :meth:`prepare` for this batch. The rows are the same without it.
         """
         ...
 
     def peek(self, batch: Batch) -> Pulled:
-        """Reads for evaluation: no new rows, no mark of use."""
+        """Starts to read a batch's rows for evaluation. No row is created or marked as used."""
         ...
 
     def sync(self) -> None:
-        """Returns when everything that this trainer sent is applied."""
+        """Returns when all updates that this trainer sent are applied."""
         ...
 
     def stats(self, *, spans: bool = False) -> SparseStats:
-        """Statistics so far; with the spans of the processes behind this half, where they are asked for."""
+        """Returns the statistics so far, with the spans of the processes that serve this half if ``spans`` is set."""
         ...
 
     def live(self) -> Mapping[str, LiveNumber]:
-        """Numbers of this process for :meth:`girih.telemetry.stats.Stats.watch`; asks no other process."""
+        """Returns numbers of this process for :meth:`girih.telemetry.stats.Stats.watch`. Asks no other process."""
         ...
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases everything that the half holds."""
         ...

@@ -1,4 +1,4 @@
-"""Storage of rows: ``[store]`` of a config."""
+"""Options for the storage of rows: ``[store]`` of a config."""
 
 from __future__ import annotations
 
@@ -24,29 +24,39 @@ TIERS_HELD = (("gpu",), ("dram",), ("dram", "ssd"), ("gpu", "dram"), ("gpu", "dr
 
 
 class StoreOptions(Options):
-    """Shards, and the memory that holds them.
+    """Options of the store: the number of shards, and the memory that holds rows.
 
     Attributes:
-        shards: parts of every table, by key, one thread each. Results do not depend on their number, except
-            where a table has ``max_rows``: each shard holds its part of them, rounded up, and makes room in it.
-            None takes as many as torch has threads in a trainer, or as there are cores, at most 8; and one where rows are bounded, by ``max_rows``
-            or ``reserve_rows``.
-        arena: "heap" is private memory; "file" maps files below ``directory``, so that tables may outgrow memory;
-            "shared" is shared memory, for embedding servers: it outlives a process that is killed. None takes
-            "shared" in embedding servers, "heap" elsewhere.
-        directory: for arena "file": the disk whose room they take; they have no names there and end with
-            the process, for it is checkpoints that keep rows.
-        reserve_rows: bounds the rows of a shard's group; None reserves as many as memory (or disk) could hold.
-        tiers: where values of rows lie, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables larger than memory,
-            ``["gpu"]`` for rows in the memory of the GPU that a trainer uses, ``["gpu", "dram"]`` or ``["gpu", "dram", "ssd"]`` for
-            tables larger than that. None takes ``["gpu"]`` where strategy ``local`` or ``synchronous`` trains on GPUs
-            and neither arena nor shards are given, ``["dram"]`` elsewhere.
-        hot_rows: rows of all tables, in all processes, whose values stay in the upper tier, where there are two; a list of
-            two numbers where there are three.
-        flush_every_steps: how often these are chosen anew, by how often rows were read. warm_up_steps: steps before
-            they are chosen first.
+        shards: number of parts of every table, by key, from 1 to 256; each part has one thread. Results do not depend on it, unless a
+            table has ``max_rows``: then each shard holds its part of ``max_rows``, rounded up, and evicts rows within
+            that part. None takes the number of torch threads in a trainer, and the number of cores elsewhere, at most
+            8. If ``max_rows`` or ``reserve_rows`` limits the rows, None takes 1.
+        arena: "heap" is private memory. "file" maps files below ``directory``, so that tables may be larger than
+            memory. "shared" is shared memory for embedding servers, which survives a killed process. None takes
+            "shared" in embedding servers and "heap" elsewhere.
+        directory: a directory on the disk that holds the files of arena "file". The files have no names and end with
+            the process, because checkpoints keep the rows.
+        reserve_rows: limits the rows of a group in one shard; None reserves as many as memory (or disk) could hold.
+        tiers: the memories that hold the values of rows, hot to cold: ``["dram"]``, ``["dram", "ssd"]`` for tables
+            larger than memory, ``["gpu"]`` for rows in the memory of the trainer's GPU, ``["gpu", "dram"]`` or
+            ``["gpu", "dram", "ssd"]`` for tables larger than that memory. None takes ``["gpu"]`` if strategy ``local``
+            or ``synchronous`` trains on GPUs and neither arena nor shards are set, and ``["dram"]`` otherwise.
+        hot_rows: rows of all tables, in all processes, whose values stay in the upper tier. With three tiers, a list of
+            two numbers.
+        flush_every_steps: steps between two choices of the hot rows, by how often rows were read.
+        warm_up_steps: steps before the first choice.
         ssd_dir: a directory on the SSD; None takes ``tiers/`` in the run directory. Its files have no names, and end
             with their process.
+
+    Examples:
+        A million rows stay in memory. The others are on an SSD.
+
+        >>> import girih
+        >>> store = girih.StoreOptions(
+        ...     tiers=["dram", "ssd"], hot_rows=1_000_000, ssd_dir="/mnt/ssd"
+        ... )
+        >>> store.hot_rows_of, store.is_tiered
+        ({'dram': 1000000}, True)
     """
 
     owner = "store: "
@@ -68,54 +78,62 @@ class StoreOptions(Options):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether rows are in GPU memory, or the hottest of them."""
+        """True if all rows, or the hottest rows, are in GPU memory."""
         return self.tiers is not None and self.tiers[0] == "gpu"
 
     @property
     def on_ssd(self) -> bool:
-        """Whether values of rows lie on an SSD."""
+        """True if the lowest tier is an SSD."""
         return self.tiers is not None and self.tiers[-1] == "ssd"
 
     @property
     def device(self) -> str | None:
-        """The device of groups whose rows are kept so, "cpu" or "gpu", as a plan names it; None leaves it to the plan."""
+        """The device of groups with these options, "cpu" or "gpu", as in a plan. None leaves the choice to the plan."""
         if self.tiers is None and self.arena is None and self.shards is None:
             return None
         return "gpu" if self.on_gpu else "cpu"
 
     @property
     def is_tiered(self) -> bool:
-        """Whether values of rows lie in several tiers."""
+        """True if there are several tiers."""
         return self.tiers is not None and len(self.tiers) > 1
 
     @property
     def hot_rows_of(self) -> dict[str, int]:
-        """Hot rows of every tier but the last."""
+        """The number of hot rows of every tier except the last."""
         numbers = self.hot_rows if isinstance(self.hot_rows, tuple) else (self.hot_rows or 0,)
         return dict(zip((self.tiers or ())[:-1], numbers, strict=False))
 
     @property
     def why_not_kept(self) -> str:
-        """Why rows end with an embedding server's process, and which option would change that; "" where they outlive it."""
+        """The reason why rows end with the process of an embedding server. Empty if they survive it.
+
+        The text names the option that would change this.
+        """
         if self.is_tiered:
-            return f"its rows ended with it, as store.tiers = {list(self.tiers or ())}: only tiers = ['dram'] is kept"
+            return f"its rows ended with it, with store.tiers = {list(self.tiers or ())}: only tiers = ['dram'] is kept"
         if self.arena not in (None, "shared"):
-            return f"its rows ended with it, as store.arena = {self.arena!r}: only arena = 'shared' is kept"
+            return f"its rows ended with it, with store.arena = {self.arena!r}: only arena = 'shared' is kept"
         return ""
 
     @property
     def why_not_numbered(self) -> str:
-        """Why rows cannot tell a push that comes again, and which option would change that; "" where they can."""
+        """The reason why stores cannot recognize a resent push. Empty if they can.
+
+        The text names the option that would change this.
+        """
         if self.is_tiered or self.on_gpu:
-            return f"pushes that come again are told apart by rows in one memory of the host, not with store.tiers = {list(self.tiers or ())}"
+            return (
+                f"resent pushes are recognized only with store.tiers = ['dram'], not {list(self.tiers or ())}"
+            )
         return ""
 
     def moved_to(self, device: Literal["gpu"]) -> StoreOptions:
-        """The same, with rows in the memory of a device."""
+        """Returns these options with rows in the memory of a device."""
         return replace(self, tiers=(device,))
 
     def within(self, run: Path | None) -> StoreOptions:
-        """The same, with a directory for tiers that have none: in that of the run, if there is one."""
+        """Returns these options with ``ssd_dir`` in the run directory, if it is needed and not set."""
         if not self.on_ssd or self.ssd_dir is not None or run is None:
             return self
         return replace(self, ssd_dir=str(run / TIERS))
@@ -145,10 +163,10 @@ class StoreOptions(Options):
             )
 
     def num_shards(self, specs: Iterable[GroupSpec], threads: int | None = None) -> int:
-        """Number of shards that all these groups have in one process.
+        """Returns the number of shards that each of these groups has in one process.
 
         Args:
-            threads: for shards, where their number is free; None takes the cores of this process.
+            threads: the threads for shards, if no option decides their number; None takes the cores of this process.
         """
         if self.on_gpu:
             return 1
@@ -173,14 +191,14 @@ class StoreOptions(Options):
         """Opens one shard of a group.
 
         Args:
-            segment: begins the names of shared memory, which the caller removes; None where there is none.
+            segment: prefix of the names of shared memory, which the caller removes; None without shared memory.
             hot_share: the group's part of the hot rows.
             gpu: see :class:`girih.sparse.spec.SparseSpec`.
-            attach: goes on with shared memory that is there, which :attr:`why_not_kept` says is possible.
+            attach: True continues with existing shared memory. This is possible if :attr:`why_not_kept` is empty.
 
         Raises:
-            ConfigError: ``arena = "shared"`` where nobody removes it, or tiers without a directory.
-            StorageFullError: no memory or disk to begin with.
+            ConfigError: ``arena = "shared"`` without ``segment``, or tiers on an SSD without a directory.
+            StorageFullError: memory or disk cannot hold an empty shard.
         """
         if self.is_tiered:
             heap, share = Heap(reserve_rows=self.reserve_rows), hot_share / num_shards
@@ -192,19 +210,19 @@ class StoreOptions(Options):
             return Store(spec, shard=shard, num_shards=num_shards, arena=there)
         if self.arena == "shared" and segment is None:
             raise ConfigError(
-                "store: arena = 'shared': is for embedding servers, as strategy 'hybrid' has them; use 'heap'"
+                "store: arena = 'shared': works only in embedding servers, for example of strategy 'hybrid'; use 'heap'"
             )
         arena = self._arena(spec, shard, segment, attach=attach)
         store = Store(spec, shard=shard, num_shards=num_shards, arena=arena)
-        if isinstance(arena, File):  # the mapping keeps it; a name would outlive a process that is killed
+        if isinstance(arena, File):  # the mapping keeps the file, and a name would outlive a killed process
             os.unlink(arena.path)
         return store
 
     def _tiers(self, hot_share: float) -> Tiers:
         if self.ssd_dir is None:
             raise ConfigError(
-                f"store: tiers = {list(self.tiers or ())}: ssd_dir is missing, and there is no run directory to take; give"
-                " a directory on the SSD"
+                f"store: tiers = {list(self.tiers or ())}: ssd_dir is missing, and there is no run directory to use; set"
+                " ssd_dir to a directory on the SSD"
             )
         return Tiers(
             directory=self.ssd_dir,

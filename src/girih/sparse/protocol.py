@@ -1,14 +1,16 @@
 """Requests among trainers, loaders, embedding workers and embedding servers: the frames of the sparse half.
 
-A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`. G groups, W columns of a row, K keys, T tables.
+A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`.
 
-    loader  ─STORE_IDS──►  worker                  ids; answers the number it keeps them under (Persia §4.1, step 1)
-    trainer ─PULL──►  worker  ─LOOKUP──► server keys; answers rows; bags (steps 3 to 5)
-    trainer ─PUSH──►  worker  ─UPDATE──► server gradients of bags; of rows (steps 6 and 7)
-    trainer ─PEEK──►  worker  ─LOOKUP──► server ids; bags, for evaluation
-    trainer ─DROP──►  worker  ─DROP──► server a batch that will not be pushed
-    trainer ─BEGIN, NEXT, END──► loader       a pass over the data; a share of it without its ids
-    trainer ─RESUME, STORE_AGAIN──► loader    the same, where a loader or a worker came back
+    loader  ─STORE_IDS──► worker                   ids → number of the kept sample (Persia §4.1, step 1)
+    trainer ─PULL──► worker ─LOOKUP──► server      keys → rows → bags (steps 3 to 5)
+    trainer ─PUSH──► worker ─UPDATE──► server      gradients of bags → gradients of rows (steps 6 and 7)
+    trainer ─PEEK──► worker ─LOOKUP──► server      ids → rows → bags, for evaluation
+    trainer ─DROP──► worker ─DROP──► server        a batch that will not be pushed
+    trainer ─BEGIN, NEXT, END──► loader            a pass over the data; its shares, without their ids
+    trainer ─RESUME, STORE_AGAIN──► loader         the same after the restart of a loader or a worker
+
+Shapes: G groups, W columns of a row, K keys, T tables.
 """
 
 from __future__ import annotations
@@ -30,40 +32,49 @@ from girih.store import Push
 from girih.store.memory.pushes import LANES
 
 NO_VERSION = -1
-"""The version before a snapshot."""
+"""Says in a SEGMENT that there is no version before: the segment has all rows."""
 NO_TURN = -1
-"""The turn of a batch that was read ahead for nothing."""
+"""The turn of a batch that was read ahead and never trained on."""
 TOOK_NO_PART = (0, 0)
 """Shape of the gradients of a group that took no part in the loss."""
 
 
 KEYS_MISSING = 1
-"""Answer to an UPDATE whose rows this life of the server has not read: it is to be sent again, with its keys."""
+"""The reply to an UPDATE if this incarnation of the server has not read its rows. Resend it with its keys."""
 
 
 class SparseVerb(IntEnum):
-    """Requests, with the integers and arrays of each:
+    """The kinds of requests. Each line has the integers and arrays of a request, then those of its reply.
 
-    STORE_IDS: (pass, trainer, share, examples); packed ids → (sample,). DROP_IDS: (pass, trainer, taken): samples of the pass from
-        that share on, for nobody pulls them.
-    PULL: (sample, trainer, number, step, answered: the trainer's batches before this number are applied or dropped) → (staleness,); the outputs of all groups, then bounds of sequences.
-    PEEK: (examples); packed ids → as PULL. PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
-    LOOKUP: (sample, trainer, number, step, answered, train); of each group: lengths int64[T], keys, counts → (staleness,); rows;
-        in evaluations also whether each key of each group has no row, uint8[K].
-    UPDATE: (sample, trainer, number, turn, step, lr_scale); of each group: gradients of rows, or none; then, to a server that came
-        back, of each group: lengths, keys → (), or (KEYS_MISSING,).
-    DROP: to a worker, and on to its servers: (sample, trainer, number, turn); NO_TURN for a batch that was never
-        trained on.
-    To loaders, BEGIN: (pass, trainer); text. NEXT: (pass, trainer, which share) → (1, worker, sample, examples of the whole batch); numeric,
-    labels, weight, text of the position after it, weights of examples if any, weights of labels with their scale
-        if any; or (0,); text of skipped rows.
-    END: (pass, trainer, taken): so many shares are pulled, or will be, and no more.
-    RESUME: (pass, trainer, share); text, to a loader that came back: the rest of the pass, from that share on, for this trainer.
-    STORE_AGAIN: (pass, trainer, share); text (where its batch begins): the worker that kept its ids came back without them → (worker, sample).
-    RESET: trainers restart; the server drops batches that earlier ones began → (updates lost by this, or by an earlier one; the last step).
-    STATS: (with spans) → text. SAVE: text (the checkpoint's address) → (). WRITE: (whether to write) → text (facts of parts). LOAD: text (address, parts) → ().
-    HAS_CHANGES: (version) → (whether all shards know what changed since then). SEGMENT: (number, the version it is to be applied to, or NO_VERSION for
-        all rows); text (the segment's address) → (). SEND: (whether all rows, whether to write) → text (facts of parts).
+    STORE_IDS: (pass, trainer, share, examples); packed ids → (sample,).
+    DROP_IDS: (pass, trainer, taken) → (). Forgets samples from share ``taken`` on, which no trainer will pull.
+    PULL: (sample, trainer, number, step, answered) → (staleness,); the outputs of all groups, then bounds of sequences.
+        The trainer's batches before number ``answered`` are applied or dropped.
+    PEEK: (examples,); packed ids → the same as PULL.
+    PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
+    LOOKUP: (sample, trainer, number, step, answered, train); per group lengths int64[T], keys, counts → (staleness,);
+        rows of each group. In evaluations the reply also says per group whether each key has no row, uint8[K].
+    UPDATE: (sample, trainer, number, turn, step, lr_scale); per group the gradients of rows, or none → (), or
+        (KEYS_MISSING,). A restarted server then also gets lengths and keys of each group.
+    DROP: (sample, trainer, number, turn) → (). A worker sends it on to its servers. ``turn`` is NO_TURN if the batch
+        was never trained on.
+    BEGIN: (pass, trainer); text of epoch and position → (). Starts a pass of a loader.
+    NEXT: (pass, trainer, number of the share) → (1, worker, sample, examples of the whole batch); numeric, labels,
+        weight, text of the position after it, weights of examples if any, weights of labels with their scale if any.
+        After the last share: (0,); text of skipped rows.
+    END: (pass, trainer, taken) → (). The trainer has pulled or will pull this number of shares, and no more.
+    RESUME: (pass, trainer, share); text of epoch and position → (). A restarted loader gives this trainer the pass from
+        that share on.
+    STORE_AGAIN: (pass, trainer, share); text of epoch and position of its batch → (worker, sample). The worker that
+        kept the ids of the share restarted without them.
+    RESET: () → (updates lost by this reset and earlier resets, last step). Trainers restart, and the server drops the
+        batches that earlier trainers began.
+    STATS: (with spans,) → (); text.
+    SAVE: text of the checkpoint's address → (). WRITE: (whether to write,) → (); text of the facts of parts.
+    LOAD: text of the address and the parts → ().
+    HAS_CHANGES: (version,) → (whether all shards know the changes since then,).
+    SEGMENT: (number, the version to which it is applied, or NO_VERSION for all rows); text of its address → ().
+    SEND: (whether all rows, whether to write) → (); text of the facts of parts.
     """
 
     STORE_IDS = 1
@@ -95,12 +106,12 @@ NO_ROWS = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class BatchCodec:
-    """Encoding of what trainers, loaders and embedding workers write to each other.
+    """The encoding of messages among trainers, loaders and embedding workers.
 
     Attributes:
-        pooled: bool[F] as a tuple, features whose order within a bag does not matter.
-        compress_ids: ids as unique ids with the examples they are in, without loss.
-        float16_embeddings, float16_gradients: vectors as float16 with a scale each, with a small loss.
+        pooled: bool[F] as a tuple: True if the order of a feature's ids within a bag does not matter.
+        compress_ids: True sends unique ids, and for each the examples that contain it, without loss.
+        float16_embeddings, float16_gradients: True sends vectors as float16 with one scale each, with a small loss.
     """
 
     pooled: tuple[bool, ...]
@@ -110,11 +121,11 @@ class BatchCodec:
 
     @classmethod
     def of(cls, schema: Schema, needs: Needs, **options: bool) -> BatchCodec:
-        """Makes the codec for a model's features."""
+        """Returns the codec for a model's features."""
         return cls(tuple(SEQUENCE not in needs.get(f.name, ()) for f in schema.sparse), **options)
 
     def pack_ids(self, batch: Batch) -> Arrays:
-        """Packs a batch for :meth:`unpack_ids`: ids, bounds of bags, and weights where there are any."""
+        """Packs a batch for :meth:`unpack_ids`: ids, bounds of bags, and weights if there are any."""
         if self.compress_ids and batch.num_examples:
             pooled = np.array(self.pooled)
             return row_codecs.pack(batch.ids, batch.offsets, batch.num_examples, pooled, batch.weights)
@@ -122,10 +133,10 @@ class BatchCodec:
         return plain if batch.weights is None else (*plain, np.ascontiguousarray(batch.weights))
 
     def unpack_ids(self, arrays: Arrays, num_examples: int) -> Batch:
-        """A batch of ids alone, copied out of a frame's arrays.
+        """Returns a batch of ids alone, copied from a frame's arrays.
 
         Raises:
-            WireError: what came is no batch of so many examples and these features.
+            WireError: the arrays are not a batch of ``num_examples`` examples with these features.
         """
         weights: NDArray[Any] | None
         if self.compress_ids and num_examples:
@@ -134,7 +145,7 @@ class BatchCodec:
             if len(arrays) not in (2, 3) or any(array.ndim != 1 for array in arrays):
                 shapes = [list(array.shape) for array in arrays]
                 raise WireError(
-                    f"ids of shapes {shapes}; expected ids, bounds, and weights where there are any"
+                    f"ids of shapes {shapes}; expected ids, bounds and optional weights, all of one dimension"
                 )
             ids, offsets, *weights_or_none = (np.array(array) for array in arrays)
             weights = weights_or_none[0] if weights_or_none else None
@@ -159,7 +170,7 @@ class BatchCodec:
         return _packed(rows) if self.float16_embeddings else tuple(rows)
 
     def unpack_embeddings(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
-        """float32[..., D] each."""
+        """Returns float32[..., D] for each output."""
         return _unpacked(arrays) if self.float16_embeddings else list(arrays)
 
     def pack_gradients(self, gradients: Sequence[NDArray[np.float32] | None]) -> Arrays:
@@ -168,7 +179,7 @@ class BatchCodec:
         return _packed(rows) if self.float16_gradients else tuple(rows)
 
     def unpack_gradients(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32] | None]:
-        """float32[·, D] each, or None where an output took no part in the loss."""
+        """Returns float32[·, D] for each output, or None if it took no part in the loss."""
         rows = _unpacked(arrays) if self.float16_gradients else arrays
         return [None if row.shape == NO_ROWS.shape else row.reshape(-1, row.shape[-1]) for row in rows]
 
@@ -183,10 +194,10 @@ def _unpacked(arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
 
 
 class DoneBatches:
-    """The batches of one trainer that are done: all before a number, and some behind it.
+    """The batches of one trainer that are done: all batches before a number, and some later batches.
 
     Attributes:
-        all_before: that number.
+        all_before: this number.
     """
 
     def __init__(self) -> None:
@@ -194,17 +205,17 @@ class DoneBatches:
 
     @property
     def count(self) -> int:
-        """The number of those that are done."""
+        """The number of batches that are done."""
         return self.all_before + len(self._behind)
 
     def add(self, number: int) -> None:
-        """Notes one as done; once more is no more."""
+        """Records a batch as done. A second call for the same batch has no effect."""
         if number >= self.all_before:
             self._behind.add(number)
             self._advance()
 
     def reach(self, number: int) -> None:
-        """Notes all before a number as done."""
+        """Records all batches before a number as done."""
         if number > self.all_before:
             self.all_before = number
             self._behind = {other for other in self._behind if other >= number}
@@ -217,20 +228,23 @@ class DoneBatches:
 
 
 def push_of(num_senders: int, trainer: int, turn: int) -> Push:
-    """The name of a turn's push."""
+    """Returns the name of a turn's push: its lane, and its number in the lane."""
     num_lanes = LANES // num_senders
     sender = trainer if num_senders > 1 else 0
     return Push(sender * num_lanes + turn % num_lanes, turn + 1)
 
 
 def why_resent_pushes_clash(num_senders: int, staleness: int) -> str:
-    """Why resent pushes could not be recognized, and which option would change that; "" if they can."""
+    """Returns why servers could not recognize resent pushes, or "" if they can.
+
+    The text names the option that would change this.
+    """
     most = LANES // num_senders - 1
     if most < 0:
         return (
-            f"pushes that come again are told apart for {LANES} trainers at most where each goes on its own, not"
-            f" {num_senders}; strategy 'hybrid' knows no such bound"
+            f"resent pushes are recognized for at most {LANES} trainers that do not wait for each other, not"
+            f" {num_senders}; use fewer trainers, or strategy 'hybrid'"
         )
     if staleness > most:
-        return f"pushes that come again are told apart up to strategy.staleness = {most}, not {staleness}"
+        return f"resent pushes are recognized up to strategy.staleness = {most}, not {staleness}"
     return ""

@@ -1,4 +1,4 @@
-"""Specification of a sparse half: said once, and sent to every process that has a part of it."""
+"""The specification of a sparse half. Every process that has a part of the half receives it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from girih.sparse.options import StoreOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseSpec:
-    """Tables, what the model reads of them, and how they are kept.
+    """The tables, the parts of them that the model reads, and the storage of their rows.
 
     Attributes:
         schema: features and tables.
-        needs: feature name → what the model reads of it.
-        optimizer: of embeddings; first_order_optimizer: of first-order weights, the same where None.
-        store: shards, and where their memory lies.
-        seed: initial values are a function of it, the table's name, the id and the column.
-        threads: for shards of a process, where their number is free; None takes its cores.
-        gpu: number of the GPU that has the rows, where they are in GPU memory; None takes the one that torch has chosen.
-        partition: group name → its tables, as the plan has them; None packs all tables of one row layout.
+        needs: feature name → the parts that the model reads.
+        optimizer: the optimizer of embeddings. first_order_optimizer: the optimizer of first-order weights; None takes
+            the same.
+        store: number and memory of the shards.
+        seed: initial values are a function of the seed, the table's name, the id and the column.
+        threads: the threads for shards of one process, if no option decides their number; None takes its cores.
+        gpu: number of the GPU that holds the rows if they are in GPU memory; None takes torch's current GPU.
+        partition: group name → its tables, as in a plan; None packs all tables with the same row layout.
     """
 
     schema: Schema
@@ -39,24 +40,27 @@ class SparseSpec:
     partition: Mapping[str, Sequence[str]] | None = None
 
     def groups(self) -> tuple[Group, ...]:
-        """The groups of the partition, or tables packed by row layout.
+        """Returns the groups of the partition, or the tables packed by row layout.
 
         Raises:
-            ConfigError: a partition that is no packing of the tables.
+            ConfigError: the partition does not have every table once, or a group has tables with different row layouts.
         """
         return pack(
             self.schema, self.needs, self.optimizer, self.first_order_optimizer, self.seed, self.partition
         )
 
     def following(self, plan: Plan) -> SparseSpec:
-        """The same tables in the groups and on the device of a plan; one that names no group leaves them as they are."""
+        """Returns the spec with the groups and the device of a plan.
+
+        If the plan names no group, tables are packed by row layout.
+        """
         partition = {group["name"]: group["tables"] for group in plan.groups} or None
         on_gpu = any(group["device"] == "gpu" for group in plan.groups)
         moves = on_gpu and not self.store.on_gpu
         return replace(self, partition=partition, store=self.store.moved_to("gpu") if moves else self.store)
 
     def narrowed(self, features: Collection[str], schema: Schema) -> SparseSpec:
-        """The tables of some features alone, in the same groups; ``schema`` is theirs."""
+        """Returns the spec of some features alone, in the same groups. ``schema`` has only them and their tables."""
         needs = {name: kinds for name, kinds in self.needs.items() if name in features}
         kept = {table.name for table in schema.tables}
         partition = None
@@ -66,6 +70,6 @@ class SparseSpec:
         return replace(self, schema=schema, needs=needs, partition=partition)
 
     def resolved_store(self) -> StoreOptions:
-        """Store options with the number of shards decided."""
+        """Returns the store options with the number of shards decided."""
         shards = self.store.num_shards((group.spec for group in self.groups()), self.threads)
         return replace(self.store, shards=shards)

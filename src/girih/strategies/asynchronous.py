@@ -23,17 +23,29 @@ if TYPE_CHECKING:
 
 
 class Asynchronous(PipelinedStrategy):
-    """Trains on several trainers, with barriers only at evaluations and checkpoints; see ``PipelinedStrategy``.
+    """Trains on several trainers, with barriers only at evaluations and checkpoints.
 
     Each trainer's gradients are those of the mean loss over its own share of a batch. ``staleness`` also bounds the
     dense gradients that a trainer has in flight. The dense server is a thread of the first trainer, on its device.
+
+    Examples:
+        Start a program with this strategy with ``torchrun --nproc-per-node 2``.
+
+        >>> import girih
+        >>> strategy = girih.Asynchronous(trainers=2, staleness=8, embedding_servers=2)
+        >>> {str(role): count for role, count in strategy.roles.items()}
+        {'embedding-server': 2, 'embedding-worker': 1, 'loader': 1}
     """
 
     name: ClassVar[str] = "asynchronous"
     in_step: ClassVar[bool] = False
 
     def plan(self, facts: Facts) -> Plan:
-        """Makes the plan. Keys are hashed to servers, regardless of the data."""
+        """Makes the plan. Keys are hashed to servers, regardless of the data.
+
+        Raises:
+            ConfigError: several trainers with ``global_batch_norm``, or more loaders than trainers.
+        """
         if facts.global_batch_norm and facts.num_trainers > 1:
             raise ConfigError(
                 "strategy 'asynchronous': trainers share no step, so batch norm sees only each trainer's own examples;"

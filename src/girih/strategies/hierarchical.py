@@ -50,23 +50,34 @@ GROUP_SERVER_DEFAULTS: Mapping[str, Any] = {
 
 
 class Hierarchical(RemoteStrategy):
-    """Trains groups of trainers, each with one copy of the dense parameters; see ``RemoteStrategy``.
+    """Trains groups of trainers, each with one copy of the dense parameters.
 
     Each net's gradients are those of the mean loss over its own batch: a trainer's share of ``data.batch_size`` examples.
 
     Attributes:
-        groups: number of copies of the dense parameters. trainers_per_group: number of trainers that share a copy.
+        groups: number of copies of the dense parameters.
+        trainers_per_group: number of trainers that share a copy.
         servers_per_group: number of group servers that hold a copy; 0: its trainer holds it.
-        nets: batches that a trainer trains on at once, each in a thread, without locks.
-        dense_servers: processes that average the copies; none start if there is one copy.
-        averaging: the algorithm. elastic_rate: the fraction of the way to the centre, or the average, that a copy moves in
-            a round; None means 0.9 / ``groups`` for "easgd", else 1.
-        average_every_steps: steps of a trainer from one round to the next.
+        nets: number of batches that a trainer trains on at once, each in a thread, without locks.
+        dense_servers: number of processes that average the copies; none start if there is one copy.
+        averaging: the algorithm: "easgd", "ma" or "bmuf".
+        elastic_rate: the fraction of the way to the centre, or the average, that a copy moves in a round; None means 0.9 /
+            ``groups`` for "easgd", else 1.
+        average_every_steps: number of a trainer's steps from one round to the next.
         split_fc: the fully connected layers that are cut into parts for several group servers (HT §4.1): layers too large to
             spread evenly ("auto"), all (true), or none (false).
         tagging: the way in which operators are assigned to devices (HT §3.2.1): by rules and refinement, by rules, or round-robin.
-        wire_activations, wire_dense_gradients: codecs between trainers and group servers, forward and backward (HT §4.2).
-            "auto" lets the plan choose by a calibration, and means float32 without a calibration.
+        wire_activations: codec of activations between trainers and group servers (HT §4.2). "auto" lets the plan choose by
+            a calibration, and means float32 without a calibration.
+        wire_dense_gradients: codec of their gradients, in the backward pass; "auto" as above.
+
+    Examples:
+        Two trainers have a copy each, and a dense server averages the copies.
+
+        >>> import girih
+        >>> strategy = girih.Hierarchical(groups=2, nets=4, average_every_steps=20)
+        >>> strategy.trainers, strategy.dense_servers
+        (2, 1)
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -147,7 +158,11 @@ class Hierarchical(RemoteStrategy):
         return RELOAD_ALL if policy is FAIL else policy
 
     def plan(self, facts: Facts) -> Plan:
-        """Makes the plan. Keys are hashed to servers, and dense parameters are divided over dense servers in equal ranges."""
+        """Makes the plan. Keys are hashed to servers, and dense parameters are divided over dense servers in equal ranges.
+
+        Raises:
+            ConfigError: a GPU, ``compile``, ``global_batch_norm``, another number of trainers, or too little memory.
+        """
         if facts.device != "cpu":
             raise ConfigError("strategy 'hierarchical' computes on CPUs only; set train.device = 'cpu'")
         if facts.compile:
@@ -210,7 +225,11 @@ class Hierarchical(RemoteStrategy):
         return trace_split(dense.module, sparse, dense.precision, split).graph
 
     def tag_operators(self, facts: Facts, wire: Mapping[str, str] | None = None) -> Tagged:
-        """Decides where the operators of the model run."""
+        """Decides where the operators of the model run.
+
+        Raises:
+            ConfigError: ``facts`` has no operators, or the net does not fit into the group's memory.
+        """
         if facts.graph is None:
             raise ConfigError(
                 "strategy: hierarchical: the model's operators are not known; trace the model first"

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 
 
 class Hybrid(PipelinedStrategy):
-    """Trains on several trainers in step, with tables in separate processes; see ``PipelinedStrategy``."""
+    """Trains on several trainers in step, with tables in separate processes.
+
+    Examples:
+        Start a program with this strategy with ``torchrun --nproc-per-node 2``.
+
+        >>> import girih
+        >>> strategy = girih.Hybrid(trainers=2, staleness=4, wire_gradients="float16")
+        >>> {str(role): count for role, count in strategy.roles.items()}
+        {'embedding-server': 1, 'embedding-worker': 1, 'loader': 1}
+    """
 
     name: ClassVar[str] = "hybrid"
     in_step: ClassVar[bool] = True

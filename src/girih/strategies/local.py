@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
 
 class Local(StrategyOptions):
-    """Trains in this process, in step."""
+    """Trains in this process, in step.
+
+    Examples:
+        >>> import girih
+        >>> strategy = girih.Local()
+        >>> strategy.name, strategy.trainers, dict(strategy.roles)
+        ('local', 1, {})
+    """
 
     name: ClassVar[str] = "local"
     misplaced_options: ClassVar[Mapping[str, str]] = dict.fromkeys(

@@ -53,14 +53,17 @@ class RemoteStrategy(StrategyOptions):
     """Trains with tables in separate processes.
 
     Attributes:
-        in_step: whether all trainers do each step together. Then servers apply the gradients of a step as one update, and
-            loaders read for all trainers at once.
-        waits_for_dense: whether a step waits for dense parameters or gradients to travel.
-        embedding_workers, embedding_servers, loaders: number of processes.
+        in_step: True if all trainers do each step together. Then servers apply the gradients of a step as one update, and
+            loaders read for all trainers at once. Not an option.
+        waits_for_dense: True if a step waits for dense parameters or gradients to travel. Not an option.
+        embedding_workers: number of processes that pool rows for trainers.
+        embedding_servers: number of processes that keep rows.
+        loaders: number of processes that read data, at most one per trainer.
         transport: transport between processes: "shared" (shared memory, on one host only), or "tcp".
         compress_ids: sends each unique id once, with the examples that contain it, without loss (Persia §4.2.3).
-        wire_embeddings, wire_gradients: "float16" halves the traffic between embedding workers and trainers. The loss is
-            at most 2⁻¹² of the largest number of each vector (Persia §4.2.3).
+        wire_embeddings: "float16" halves the bytes of embeddings from embedding workers to trainers. The loss is at most
+            2⁻¹² of the largest number of each vector (Persia §4.2.3).
+        wire_gradients: the same for gradients from trainers to embedding workers.
     """
 
     in_step: ClassVar[bool]
@@ -339,7 +342,7 @@ class PipelinedStrategy(RemoteStrategy):
 
     Attributes:
         staleness: τ, the maximum number of a trainer's earlier batches not yet applied when a batch is read.
-        trainers: number of processes; ``torchrun`` sets it.
+        trainers: number of trainer processes; ``torchrun`` sets it.
     """
 
     capabilities: ClassVar[Capabilities] = replace(

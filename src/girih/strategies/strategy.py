@@ -66,6 +66,27 @@ class Strategy(ABC):
 
     Attributes:
         name: the name in ``[strategy]`` and ``summary.json``.
+        capabilities: abilities that the strategy has with any options.
+
+    Examples:
+        A strategy that trains in one process, like :class:`girih.Local`, and logs its plan:
+
+        >>> import girih
+        >>> class Logged(girih.strategies.Strategy):
+        ...     name = "logged"
+        ...
+        ...     def plan(self, facts):
+        ...         plan = girih.Local().plan(facts)
+        ...         print("trainers:", plan.roles["trainer"])
+        ...         return plan
+        ...
+        ...     def build(self, plan, context):
+        ...         return girih.Local().build(plan, context)
+        >>> schema = girih.Schema([girih.Categorical(name="user")], labels="clicked")
+        >>> with girih.Trainer(girih.models.LR(schema), strategy=Logged()) as trainer:
+        ...     print(trainer.strategy.name)
+        trainers: 1
+        logged
     """
 
     __slots__ = ()
@@ -76,13 +97,21 @@ class Strategy(ABC):
     def plan(self, facts: Facts) -> Plan:
         """Decides everything that can be decided. Pure: starts no process, touches no tensor.
 
+        Args:
+            facts: the schema, the model, the number of trainers and the measurements of :attr:`required_facts`.
+
         Raises:
             ConfigError: this strategy does not support the facts.
         """
 
     @abstractmethod
     def build(self, plan: Plan, context: RunContext) -> Session:
-        """Builds this trainer's halves, schedule and feed. All trainers call it together."""
+        """Builds this trainer's halves, schedule and feed. All trainers call it together.
+
+        Args:
+            plan: the result of :meth:`plan`, the same on all trainers.
+            context: the live objects of this process: ranks, model, tables and the other processes.
+        """
 
     @property
     def trainers(self) -> int:
@@ -115,7 +144,7 @@ class Strategy(ABC):
         return ""
 
     def step_cost(self, basis: Basis) -> StepCost | None:
-        """Estimates the cost of a step; None without an estimate."""
+        """Estimates the cost of a step, in seconds of each resource; None without an estimate."""
         return None
 
     def without_pipelining(self) -> Strategy:
@@ -124,6 +153,9 @@ class Strategy(ABC):
 
     def with_counts(self, counts: Mapping[str, int]) -> Self:
         """Returns this strategy with other numbers of processes, by role.
+
+        Args:
+            counts: role → number of its processes.
 
         Raises:
             ConfigError: it cannot scale one of the roles, or not to this number.
@@ -141,10 +173,19 @@ class Strategy(ABC):
     def rescale(self, plan: Plan, context: RunContext, session: Session, before: Plan) -> Session:
         """Starts and ends processes besides the trainers so that they match ``plan``. Needs ``capabilities.scales_in_place``.
 
-        Returns the session with a new feed. New embedding servers have no rows yet.
+        New embedding servers have no rows yet.
 
         Args:
+            plan: the plan to reach.
+            context: see :meth:`build`.
+            session: the session so far.
             before: the plan so far.
+
+        Returns:
+            The session with a new feed.
+
+        Raises:
+            NotImplementedError: this strategy does not have the method.
         """
         raise NotImplementedError
 
@@ -154,10 +195,13 @@ class Strategy(ABC):
         """Traces the model on an example batch. Needs ``places_operators``.
 
         Args:
+            sparse: the tables.
+            dense: the model and its optimizer.
             cut: layers to split; None lets the strategy choose.
 
         Raises:
             ConfigError: a layer in ``cut`` is not fully connected.
+            NotImplementedError: this strategy does not have the method.
         """
         raise NotImplementedError
 
@@ -165,10 +209,12 @@ class Strategy(ABC):
         """Decides where the operators in ``facts.graph`` run; keeps ``facts.tagging`` if set. Needs ``places_operators``.
 
         Args:
+            facts: see :meth:`plan`.
             wire: the codecs of a plan; None means those in the options.
 
         Raises:
             ConfigError: the net does not fit into the group's memory, or ``facts.tagging`` does not fit the net.
+            NotImplementedError: this strategy does not have the method.
         """
         raise NotImplementedError
 

@@ -41,11 +41,19 @@ class Substitution(StrategyOptions):
     """Trains on several trainers, each with the whole tables of its own features.
 
     Attributes:
-        trainers: number of processes; ``torchrun`` sets it. At most the number of tables.
+        trainers: number of trainer processes; ``torchrun`` sets it. At most the number of tables.
         dense: the computation of the upper network: "replicated", each trainer computes the whole training batch (DES);
             "split", each computes its share of the examples; "auto", the choice that is faster at nominal speeds.
         placement: of tables: "balanced" by the accesses of the first batches; "modulo", table t on trainer t mod N (DES §5).
-        wire_partials: "bfloat16" halves the traffic of partial results, and rounds them to 8 bits.
+        wire_partials: "bfloat16" halves the bytes of partial results, and rounds them to 8 bits.
+
+    Examples:
+        Start a program with this strategy with ``torchrun --nproc-per-node 2``.
+
+        >>> import girih
+        >>> strategy = girih.Substitution(trainers=2, dense="split", wire_partials="bfloat16")
+        >>> strategy.trainers, strategy.placement
+        (2, 'balanced')
     """
 
     name: ClassVar[str] = "substitution"
@@ -63,7 +71,12 @@ class Substitution(StrategyOptions):
         return frozenset({"profile"})
 
     def plan(self, facts: Facts) -> Plan:
-        """Decides which trainer owns which features, and how the upper network is computed."""
+        """Decides which trainer owns which features, and how the upper network is computed.
+
+        Raises:
+            ConfigError: ``compile``, a model without substitutable operators, an optimizer that needs whole parameters, or
+                more trainers than tables.
+        """
         _check_model(facts.model)
         if facts.compile:
             raise ConfigError(

@@ -41,9 +41,20 @@ class Synchronous(StrategyOptions):
     """Trains on several trainers, each with a part of all tables.
 
     Attributes:
-        trainers: number of processes; ``torchrun`` sets it.
-        wire_embeddings, wire_gradients: "float16" nearly halves the traffic of rows, and of their gradients, between trainers.
-            The loss is at most 2⁻¹² of the largest number of each row (PICASSO §V).
+        trainers: number of trainer processes; ``torchrun`` sets it.
+        wire_embeddings: "float16" nearly halves the bytes of rows between trainers. The loss is at most 2⁻¹² of the largest
+            number of each row (PICASSO §V).
+        wire_gradients: the same for the gradients of rows.
+
+    Examples:
+        Start a program with this strategy with ``torchrun --nproc-per-node 2``.
+
+        >>> import girih
+        >>> strategy = girih.Synchronous(
+        ...     trainers=2, wire_embeddings="float16", wire_gradients="float16"
+        ... )
+        >>> strategy.trainers, strategy.wire_embeddings
+        (2, 'float16')
     """
 
     name: ClassVar[str] = "synchronous"

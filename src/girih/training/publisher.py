@@ -342,7 +342,7 @@ def _open_log(log: Log, run: Path | None) -> _LogHandle:
         name = _run_name(log, run)
         if there is not None and there.run != name:
             say(
-                f"publish: {log.root} has versions of another run, the newest {newest}; this run continues after them"
+                f"publish: {log.root} already has versions up to {newest}, from another run; this run adds newer versions, which servers follow; to keep the runs apart, change publish.to"
             )
         log.remove_unfinished(newest)
         epoch = first = 1 if there is None else there.epoch + 1

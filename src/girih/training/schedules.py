@@ -195,11 +195,11 @@ class Pipelined:
             with spans("wait for rows"):
                 return pulled.wait(examples)
 
-        computed = None
-        *earlier, (examples, last) = micro_batches(batch, self.micro_batches)
-        for each, part in earlier:
-            computed = dense.compute(part, rows(each), computed, last=False)
-        return dense.compute(last, rows(examples), computed)
+        (examples, first), *later = micro_batches(batch, self.micro_batches)
+        computed = dense.compute(first, rows(examples), last=not later)
+        for number, (examples, part) in enumerate(later, 1):
+            computed = computed.add(part, rows(examples), last=number == len(later))
+        return computed
 
 
 def in_step(micro_batches: int = 1, *, prefetch: int = 0) -> Pipelined:

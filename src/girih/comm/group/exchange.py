@@ -25,7 +25,7 @@ Sizes = Callable[[Counts], Counts]
 
 @dataclass(frozen=True)
 class Passage:
-    """The counts or sizes of one exchange that this rank needs.
+    """The counts or sizes of one exchange that this rank needs. All ranks send along it in the same order.
 
     Attributes:
         sent, received: [P, ...], of this rank's messages to each rank, and of each rank's messages to this one.
@@ -52,34 +52,6 @@ class Passage:
         return Passage(there.received, there.sent, outgoing, incoming)
 
 
-@dataclass(frozen=True)
-class Route:
-    """The paths of one step's messages. All ranks send along them in the same order.
-
-    Attributes:
-        sent_counts, received_counts: int64[P, C], counts that this rank sent to each rank, and received from each rank.
-    """
-
-    exchange: DirectExchange
-    passage: Passage
-
-    @property
-    def sent_counts(self) -> Counts:
-        return self.passage.sent
-
-    @property
-    def received_counts(self) -> Counts:
-        return self.passage.received
-
-    def there(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """Sends the parts of a flat tensor to the ranks, sized by the sent counts; returns the received parts."""
-        return self.exchange.move(sent, self.passage.there(sizes))[0]
-
-    def back(self, sent: Tensor, sizes: Sizes) -> Tensor:
-        """Answers :meth:`there`: sends parts sized by the received counts; returns the received parts."""
-        return self.exchange.move(sent, self.passage.back(sizes))[0]
-
-
 class DirectExchange:
     """Sends messages between all ranks directly: each rank sends one message to each other rank."""
 
@@ -89,8 +61,12 @@ class DirectExchange:
             int, tuple[int, int]
         ] = {}  # host that this rank is a relay for → ranks here and there
 
-    def send_counts(self, counts: Counts) -> Route:
-        """Sends each rank its counts, int64[P, C], none negative. C is the same on all ranks."""
+    def send_counts(self, counts: Counts) -> Passage:
+        """Sends each rank its counts, int64[P, C], none negative. C is the same on all ranks.
+
+        Returns:
+            These counts, and the counts that each rank sent to this one. The sizes of later messages follow from them.
+        """
         size, num_counts = counts.shape
         alike = np.full(size, num_counts)
         outgoing = {host: np.full(shape, num_counts) for host, shape in self._relayed.items()}
@@ -102,20 +78,22 @@ class DirectExchange:
             {host: numbers.numpy().reshape(*shapes[host].shape, -1) for host, numbers in messages.items()}
             for messages, shapes in zip(passed, (outgoing, incoming), strict=True)
         )
-        return Route(self, Passage(counts, received.numpy().reshape(counts.shape), out_counts, in_counts))
+        return Passage(counts, received.numpy().reshape(counts.shape), out_counts, in_counts)
+
+    def begin(self, sent: Tensor, sizes: Passage) -> Callable[[], Tensor]:
+        """Begins to move the parts of a flat tensor to the ranks. The returned function ends this and returns the received parts."""
+        return self._ranks.begin_exchange(sent, sizes.sent.tolist(), sizes.received.tolist())
 
     def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
-        """Moves the parts of a flat tensor.
+        """Moves the parts of a flat tensor to the ranks in turn.
 
         Returns:
             The parts that arrived here. Then the messages that this rank passed on, by host: to other hosts, and from
             other hosts. The order is that of :class:`Passage`.
         """
-        return self._ranks.exchange(sent, sizes.sent.tolist(), sizes.received.tolist()), {}, {}
+        return self.begin(sent, sizes)(), {}, {}
 
 
-Exchange = DirectExchange
-"""An exchange, direct or between hosts."""
 _Pieces = Sequence[Tensor]
 _TAG = 0
 
@@ -143,6 +121,10 @@ class BetweenHosts(DirectExchange):
                 self._relays[self._relay(self._host, host)].append(host)
         here = len(self._local_ranks)
         self._relayed = {host: (here, len(self._members[host])) for host in self._relays[ranks.rank]}
+
+    def begin(self, sent: Tensor, sizes: Passage) -> Callable[[], Tensor]:
+        """See :class:`DirectExchange`: all is done at the end."""
+        return lambda: self.move(sent, sizes)[0]
 
     def move(self, sent: Tensor, sizes: Passage) -> tuple[Tensor, dict[int, Tensor], dict[int, Tensor]]:
         """See :class:`DirectExchange`."""

@@ -52,6 +52,10 @@ class ReplicaComputed:
     embeddings: Sequence[Embeddings]
     refusal: NonFiniteError | None = None
 
+    def add(self, batch: Batch, embeddings: Embeddings, *, last: bool) -> ReplicaComputed:
+        """See :class:`girih.dense.half.Computed`."""
+        return self.half.compute(batch, embeddings, self, last=last)
+
     def apply(self, vote: Vote) -> Outcome:
         """Takes one optimizer step, unless the vote refuses it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +13,7 @@ from torch import Tensor
 from girih.comm.group import TrainerGroup
 from girih.comm.group.trainers import Numbers, Vote
 from girih.sparse.groups.local_shards import LocalShards
-from girih.store import Store
-from girih.store.gpu.gpu_memory import GpuMemory, to_device
+from girih.store.gpu.gpu_memory import to_device
 from girih.store.gpu.gpu_state import GpuState
 
 
@@ -23,7 +22,7 @@ class DeferredCounts:
     """Counters on their way to the host.
 
     Attributes:
-        numbers: float64[K], on the device. by_name: these on the host → counters, as ``SparseStats`` has them.
+        numbers: float64[K], on the device. by_name: these numbers on the host → counters, as in ``SparseStats``.
     """
 
     numbers: Tensor
@@ -31,22 +30,25 @@ class DeferredCounts:
 
 
 def report_counts(vote: Vote, shards: LocalShards) -> None:
-    """Has a vote also report the counters of the shards, if all of them are in GPU memory alone."""
-    stores = [store for _, store in shards.files()]
-    memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
-    if len(memories) < len(stores):
+    """Makes a vote also report the counters of the shards, if all of them are in GPU memory alone."""
+    counts = counts_of(shards)
+    if counts is None:
         return
-    counts, num_words, error_from = counts_of(stores, memories), len(vote.reported), vote.error_from
+    num_words, error_from = len(vote.reported), vote.error_from
     vote.reported = torch.cat([vote.reported, counts.numbers])
     vote.error_from = lambda numbers: error_from(numbers[:num_words])
     vote.counters_from = lambda numbers: counts.by_name(numbers[num_words:])
 
 
-def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> DeferredCounts:
-    """Counters of stores in GPU memory, after all launched work."""
+def counts_of(shards: LocalShards) -> DeferredCounts | None:
+    """Returns the counters of shards, after all launched work. Returns None unless all are in GPU memory alone."""
+    stores = [store for _, store in shards.files()]
+    memories = [store.state.memory for store in stores if isinstance(store.state, GpuState)]
+    if not memories or len(memories) < len(stores):
+        return None
     parts = [memory.counts() for memory in memories]
     ends = np.cumsum([len(part) for part in parts])
-    # the host counts requests to the stores themselves
+    # the host counts these, because they are requests to the stores themselves
     of_host = [sum(store.num_peeks for store in stores), sum(store.num_absent for store in stores)]
     there = to_device(np.array(of_host, np.int64), memories[0].device)
 
@@ -61,7 +63,7 @@ def counts_of(stores: Sequence[Store], memories: Sequence[GpuMemory]) -> Deferre
 
 
 def summed_over(counts: DeferredCounts, ranks: TrainerGroup) -> DeferredCounts:
-    """The counters of all trainers together, which have the same tables; their message is launched."""
+    """Returns the counters summed over all trainers, which have the same tables. Launches the message."""
     numbers = counts.numbers.clone()
     ranks.all_reduce(numbers)
     return replace(counts, numbers=numbers)

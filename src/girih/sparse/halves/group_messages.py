@@ -1,127 +1,132 @@
-"""Messages between trainers: keys, rows and gradients of several groups, in one message each.
+"""Messages between trainers: the keys, rows or gradients of several groups in one message, as tensors on any device.
 
-A message to a rank has what is its of the first group, then of the next. Rows that travel as float16 are rounded, and what every
-rank sees of a row in one step is the same: the owner takes a row that others ask for as they get it. A row that its owner alone
-asks for, and its own gradients, stay as they are.
+A message to a rank has the rank's data of the first group, then of the next group, and so on. Rows that travel as
+float16 are rounded. In one step all ranks see the same values of a row: if other ranks ask for it, the owner too uses
+the rounded values. A row that only its owner asks for is not rounded, and neither are the owner's own gradients.
 
-Shapes: R ranks, M micro-batches.
+Shapes: R ranks, M micro-batches, W columns of a row.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from girih.comm.codecs import rows as row_codecs
 from girih.comm.group import TrainerGroup
-from girih.comm.group.exchange import Counts, Exchange, Route
+from girih.comm.group.exchange import Counts, DirectExchange, Passage
 from girih.kernels.buffers import Buffers
-from girih.sparse.groups.bags import Pooling
-from girih.sparse.groups.shards import GroupKeys, UniqueRows, addresses_in, as_rows
-from girih.sparse.routing.key_router import KeyRequest, RoutedKeys, RowCodec
-from girih.sparse.routing.shard_reader import MergedRequest, spread
+from girih.kernels.cpu.wire_codecs import KAPPA, SMALL
+from girih.sparse.routing.routed_group import KEY_WORDS, GroupWays, KeyCounts, ServedRows
 from girih.telemetry.busy import awaited
 from girih.telemetry.stats import EXCHANGE_NS, Stats
 
-
-@dataclass(frozen=True)
-class GroupExchange:
-    """One group in one step: what this rank asks for, what it is asked for, and the ways there and back.
-
-    Attributes:
-        group: its number.
-        requests: all keys that are asked of this rank, those of rank 0 first.
-        columns: where the route counts its keys, by the first micro-batch that needs them.
-    """
-
-    group: int
-    routed: RoutedKeys
-    requests: MergedRequest
-    served: GroupKeys
-    route: Route
-    columns: slice
-
-    @property
-    def asks(self) -> Counts:
-        """Number of keys that this rank asks of each, by micro-batch, int64[R, M]."""
-        return self.route.sent_counts[:, self.columns]
-
-    @property
-    def asked(self) -> Counts:
-        """Number of keys that each rank asks of this one, by micro-batch, int64[R, M]."""
-        return self.route.received_counts[:, self.columns]
+Step = TypeVar("Step")
+Coming = Callable[[], Tensor]
+"""Returns a message that is on its way. On a GPU it returns early, and the current stream waits for the data."""
+Layout = list[tuple[int, slice]]
+"""The stretches of a message: for each, the index of its group among the message's groups, and its keys."""
+_SCALE_HALVES = 2  # float16 numbers in the space of one float32
 
 
-@dataclass(frozen=True)
-class IncomingRows:
-    """Rows of one group on their way into its outputs.
+@dataclass(frozen=True, slots=True)
+class RowCodec:
+    """Encoding of rows.
 
     Attributes:
-        served: rows of the keys that this rank is asked for.
-        asked_rows: addresses of those that it asks for, as far as they have come, and the memory that they lie in.
+        float16: True encodes each row as float16 with its own scale, in 2·W + 4 bytes instead of 4·W. The loss is
+            bounded by :func:`girih.comm.codecs.rows.shrink`.
     """
 
-    served: UniqueRows
-    asked_rows: UniqueRows
-    memory: list[NDArray[np.float32]]
-    pooling: Pooling
+    float16: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of encoded rows."""
+        return torch.float16 if self.float16 else torch.float32
+
+    def width(self, dim: int) -> int:
+        """Returns how many numbers of :attr:`dtype` a packed row of ``dim`` numbers takes."""
+        return dim + _SCALE_HALVES * self.float16
+
+    def pack(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns float32[K, W] unchanged, or float16[K, W + 2] with the bits of the scale in the last two numbers.
+
+        Args:
+            out: memory for the float16 numbers.
+        """
+        if not self.float16:
+            return rows
+        num_rows, dim = rows.shape
+        out = rows.new_empty((num_rows, self.width(dim)), dtype=self.dtype) if out is None else out
+        if rows.device.type == "cpu":
+            shrunk, factors = row_codecs.shrink(rows.numpy())
+            halves, bits = torch.from_numpy(shrunk), torch.from_numpy(factors.view(np.float16))
+        else:
+            halves, scales = scaled_halves(rows)
+            bits = scales.view(torch.float16)
+        out[:, :dim], out[:, dim:] = halves, bits
+        return out
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Reverses :meth:`pack`. Returns float32[K, W]."""
+        if not self.float16:
+            return packed
+        halves, scales = packed[:, :-_SCALE_HALVES], packed[:, -_SCALE_HALVES:]
+        scales = scales.clone(memory_format=torch.contiguous_format).view(torch.float32)
+        if packed.device.type == "cpu":
+            return torch.from_numpy(row_codecs.grow(halves.numpy(), scales.numpy()))
+        return grown(halves, scales)
 
 
-class TimedMessages:
-    """The ways of one trainer's messages.
+def scaled_halves(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Does the same as :func:`girih.comm.codecs.rows.shrink` on any device, with factors that fit into float32."""
+    scales = torch.where(rows.isfinite(), rows, 0.0).abs().amax(dim=1, keepdim=True).clamp(min=SMALL)
+    return (rows * (KAPPA / scales)).half(), scales
+
+
+def grown(halves: Tensor, scales: Tensor) -> Tensor:
+    """Reverses :func:`scaled_halves`."""
+    return halves.float() * (scales * (1 / KAPPA))
+
+
+class GroupMessages:
+    """Sends and receives the messages of one trainer, each for several groups.
 
     Args:
-        stats: where bytes and seconds are counted.
-    """
-
-    def __init__(self, ranks: TrainerGroup, stats: Stats) -> None:
-        self._ranks, self._stats = ranks, stats
-
-    @contextmanager
-    def waiting(self, kind: str, *, train: bool) -> Iterator[None]:
-        """Times an exchange: until the others have come to it, and all bytes are here. A GPU hands messages over and goes on."""
-        start = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - start
-        self._stats.spans.add(f"exchange {kind}", seconds, start)
-        if train:
-            self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
-
-
-class GroupMessages(TimedMessages):
-    """Messages between trainers, each of several groups.
-
-    Args:
-        dims: the columns of each group's rows. num_tables: of each group.
-        rows, gradients: how they travel.
-        threaded: whether a thread of its own exchanges rows and gradients, so that one message is under way while others are made.
+        stats: counts bytes and seconds.
+        counting: the exchange for counts, which are on the host.
+        rows, gradients: the encodings of both.
+        ahead: number of messages that are on the way while the next message is made.
+        threaded: True exchanges rows and gradients in a separate thread, for messages that do not progress alone.
     """
 
     def __init__(
         self,
         ranks: TrainerGroup,
-        exchange: Exchange,
+        exchange: DirectExchange,
         stats: Stats,
         *,
-        dims: Sequence[int],
-        num_tables: Sequence[int],
+        counting: DirectExchange,
         rows: RowCodec,
         gradients: RowCodec,
-        threaded: bool,
+        ahead: int,
+        threaded: bool = False,
     ) -> None:
-        super().__init__(ranks, stats)
-        self._exchange = exchange
-        self._dims, self._num_tables = dims, num_tables
+        self._ranks, self._exchange, self._counting, self._stats = ranks, exchange, counting, stats
         self._rows, self._gradients = rows, gradients
+        self._ahead = ahead
         self._wire = ThreadPoolExecutor(1, "girih-exchange") if threaded else None
         self._buffers = Buffers()
 
@@ -130,211 +135,201 @@ class GroupMessages(TimedMessages):
         if self._wire is not None:
             self._wire.shutdown()
 
-    def packed_rows(
-        self, exchanges: Sequence[GroupExchange], coming: Mapping[int, IncomingRows], part: int
-    ) -> Tensor:
-        """Rows of some groups that others first need in a micro-batch: those for rank 0 first, group by group."""
-        codec = self._rows
-        widths = [codec.width(self._dims[exchange.group]) for exchange in exchanges]
-        counts = [exchange.asked[:, part] for exchange in exchanges]
-        flat = self._buffers.take(
-            codec.dtype, sum(w * int(n.sum()) for w, n in zip(widths, counts, strict=True))
-        )
-        at = 0
-        for rank in range(self._ranks.size):
-            for exchange, width, count in zip(exchanges, widths, counts, strict=True):
-                size = int(count[rank])
-                out = flat[at : at + size * width].reshape(size, width)
-                start = int(exchange.asked[:rank].sum() + exchange.asked[rank, :part].sum())
-                if codec.float16:
-                    rows = np.empty((size, self._dims[exchange.group]), np.float32)
-                    spread(coming[exchange.group].served, exchange.served, start, rows)
-                    out[:] = codec.pack(rows)
-                else:
-                    spread(coming[exchange.group].served, exchange.served, start, out)
-                at += size * width
-        return torch.from_numpy(flat)
+    @contextmanager
+    def waiting(self, kind: str, *, train: bool) -> Iterator[None]:
+        """Measures an exchange, until all ranks have joined it and all bytes have arrived.
 
-    def take_rows(
-        self,
-        exchanges: Sequence[GroupExchange],
-        coming: Mapping[int, IncomingRows],
-        part: int,
-        came: NDArray[Any],
-    ) -> None:
-        """Notes where the rows lie that came; what :meth:`packed_rows` of all ranks packed for this one."""
-        at, codec = 0, self._rows
-        for rank in range(self._ranks.size):
-            for exchange in exchanges:
-                dim, size = self._dims[exchange.group], int(exchange.asks[rank, part])
-                width = codec.width(dim)
-                packed = came[at : at + size * width].reshape(size, width)
-                rows = as_rows(codec.unpack(packed), size, dim, f"rows from trainer {rank}")
-                if codec.float16 and rank == self._ranks.rank:
-                    self._restore_exact(exchange, coming[exchange.group], part, rows)
-                to = coming[exchange.group]
-                first = int(exchange.asks[:rank].sum() + exchange.asks[rank, :part].sum())
-                to.asked_rows.addresses[first : first + size] = addresses_in(rows)
-                to.memory.append(rows)
-                at += size * width
+        On a GPU, measures only the launch of the exchange.
+        """
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self._stats.spans.add(f"exchange {kind}", seconds, start)
+        if train:
+            self._stats.counters[EXCHANGE_NS] += round(1e9 * seconds)
 
-    def send_absent(self, exchange: GroupExchange) -> NDArray[Any]:
-        """Sends a flag per key of a group that was asked of this rank in an evaluation: whether it has no row.
+    def in_order(self, send: Callable[[Step], Coming], steps: Iterable[Step]) -> Iterator[Tensor]:
+        """Sends messages, and yields the received data of each, in order."""
+        under_way: deque[Coming] = deque()
+        for step in steps:
+            under_way.append(send(step))
+            while len(under_way) > self._ahead:
+                yield under_way.popleft()()
+        while under_way:
+            yield under_way.popleft()()
+
+    def send_counts(self, counts: Counts, *, train: bool) -> Passage:
+        """Sends each rank the number of keys that it must serve, int64[R, ·], by group, micro-batch and table."""
+        self._stats.sent("ids", counts.nbytes - counts[self._ranks.rank].nbytes)
+        with self.waiting("ids", train=train):
+            return self._counting.send_counts(counts)
+
+    def send_keys(self, groups: Sequence[GroupWays], *, train: bool) -> Coming:
+        """Sends keys of some groups to the ranks that own them."""
+        sent = self._packed(groups, [group.message for group in groups])
+        return self._send("ids", groups, [KEY_WORDS] * len(groups), sent, train=train)
+
+    def received_keys(self, groups: Sequence[GroupWays], came: Tensor) -> list[Tensor]:
+        """Returns the keys of each group that all ranks ask of this rank, int32[K, KEY_WORDS], by rank."""
+        received: list[list[Tensor]] = [[] for _ in groups]
+        layout = self._layout([group.asked for group in groups])
+        for place, _, piece in _cut(came, layout, [KEY_WORDS] * len(groups)):
+            received[place].append(piece)
+        return [_joined(pieces) for pieces in received]
+
+    def send_rows(
+        self, groups: Sequence[GroupWays], rows: Mapping[int, ServedRows], part: int, *, train: bool
+    ) -> Coming:
+        """Sends the rows of some groups that a micro-batch is the first to need, to the ranks that asked for them."""
+        codec, layout = self._rows, self._layout([group.asked for group in groups], part)
+        widths = [codec.width(group.dim) for group in groups]
+        size = sum(widths[place] * (keys.stop - keys.start) for place, keys in layout)
+        sent = self._empty(groups[0].message.device, size)
+        for place, keys, out in _cut(sent, layout, widths):
+            if codec.float16:
+                codec.pack(self._exact(groups[place], rows, keys), out)
+            else:
+                rows[groups[place].number].spread(keys.start, out)
+        return self._send("embeddings", groups, widths, sent, back=True, part=part, train=train)
+
+    def received_rows(
+        self, groups: Sequence[GroupWays], rows: Mapping[int, ServedRows], part: int, came: Tensor
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Yields all received rows: number of a group, number of the first key, and rows from it on, float32[·, W]."""
+        codec, rank = self._rows, self._ranks.rank
+        layout = self._layout([group.asks for group in groups], part)
+        for place, keys, piece in _cut(came, layout, [codec.width(group.dim) for group in groups]):
+            group, unpacked = groups[place], codec.unpack(piece)
+            own = group.asks.of_rank(rank, part)
+            if codec.float16 and keys.start <= own.start and own.stop <= keys.stop:
+                # a row that no other rank asks for is not rounded
+                mine = unpacked[own.start - keys.start : own.stop - keys.start]
+                served = group.asked.of_rank(rank, part)
+                alone = rows[group.number].asked_once(served).unsqueeze(1)
+                mine.copy_(torch.where(alone, self._exact(group, rows, served), mine))
+            yield group.number, keys.start, unpacked
+
+    def send_absent(self, group: GroupWays, absent: Tensor) -> Tensor:
+        """Sends a flag for each key of a group that all ranks ask of this rank in an evaluation, uint8[K].
 
         Returns:
             uint8[U], the flags of the keys that this rank asked for.
         """
-        absent = exchange.served.absent()[exchange.served.inverse].view(np.uint8)
-        self._stats.sent("embeddings", len(absent) - int(exchange.asked[self._ranks.rank].sum()))
-        flags = torch.from_numpy(absent)
-        return exchange.route.back(flags, lambda counts: counts[..., exchange.columns].sum(axis=-1)).numpy()
+        return self._send("embeddings", [group], [1], absent, back=True, train=False)()
 
-    def _restore_exact(
-        self, exchange: GroupExchange, coming: IncomingRows, part: int, rows: NDArray[np.float32]
-    ) -> None:
-        """Restores the exact rows of this rank that no other rank asks for."""
-        rank = self._ranks.rank
-        mine = _stretch(exchange.asked.sum(axis=1), rank)
-        start = mine.start + int(exchange.asked[rank, :part].sum())
-        exact = np.empty_like(rows)
-        spread(coming.served, exchange.served, start, exact)
-        alone = ~_asked_by_others(exchange.served, mine)[start - mine.start : start - mine.start + len(rows)]
-        rows[alone] = exact[alone]
-
-    def packed_gradients(
-        self, exchanges: Sequence[GroupExchange], gradients: Mapping[int, NDArray[np.float32]]
-    ) -> Tensor:
-        """Gradients of some groups: those for rank 0 first, group by group."""
-        packed = [self._gradients.pack(gradients[exchange.group]) for exchange in exchanges]
-        if len(packed) == 1:
-            return torch.from_numpy(packed[0].reshape(-1))
-        counts = [exchange.asks.sum(axis=1) for exchange in exchanges]
-        return torch.from_numpy(
-            np.concatenate(
-                [
-                    rows[_stretch(count, rank)].reshape(-1)
-                    for rank in range(self._ranks.size)
-                    for rows, count in zip(packed, counts, strict=True)
-                ]
-            )
-        )
+    def send_gradients(self, groups: Sequence[GroupWays], values: Mapping[int, Tensor]) -> Coming:
+        """Sends gradients of some groups, float32[U, W], to the owners of their keys."""
+        codec = self._gradients
+        sent = self._packed(groups, [codec.pack(values[group.number]) for group in groups])
+        return self._send("gradients", groups, [codec.width(group.dim) for group in groups], sent)
 
     def received_gradients(
-        self,
-        exchanges: Sequence[GroupExchange],
-        came: NDArray[Any],
-        gradients: Mapping[int, NDArray[np.float32]],
-    ) -> list[list[NDArray[np.float32]]]:
-        """For each of some groups, what each rank has: what :meth:`packed_gradients` of all ranks packed for this one."""
-        at, codec = 0, self._gradients
-        received: list[list[NDArray[np.float32]]] = [[] for _ in exchanges]
-        for rank in range(self._ranks.size):
-            for exchange, of_ranks in zip(exchanges, received, strict=True):
-                width, size = codec.width(self._dims[exchange.group]), int(exchange.asked[rank].sum())
-                if codec.float16 and rank == self._ranks.rank:  # what does not travel is not rounded
-                    of_ranks.append(gradients[exchange.group][_stretch(exchange.asks.sum(axis=1), rank)])
-                else:
-                    of_ranks.append(codec.unpack(came[at : at + size * width].reshape(size, width)))
-                at += size * width
+        self, groups: Sequence[GroupWays], values: Mapping[int, Tensor], came: Tensor
+    ) -> list[list[Tensor]]:
+        """Returns the gradients of K keys of each group, from all ranks: consecutive pieces, float32[·, W]."""
+        codec, rank = self._gradients, self._ranks.rank
+        received: list[list[Tensor]] = [[] for _ in groups]
+        layout = self._layout([group.asked for group in groups], own_apart=codec.float16)
+        for place, keys, piece in _cut(came, layout, [codec.width(group.dim) for group in groups]):
+            group = groups[place]
+            if codec.float16 and keys == group.asked.of_rank(rank):  # own gradients stay exact
+                received[place].append(values[group.number][group.asks.of_rank(rank)])
+            else:
+                received[place].append(codec.unpack(piece))
         return received
 
-    def send(
-        self, kind: str, exchanges: Sequence[GroupExchange], sent: Tensor, parts: slice, *, train: bool
-    ) -> Future[Tensor]:
-        """One message to each rank: rows of some groups back to who asked for them, or gradients there to their owners.
+    def _layout(
+        self, counts: Sequence[KeyCounts], part: int | None = None, *, own_apart: bool = False
+    ) -> Layout:
+        """Returns the stretches of a message of some groups: by rank, and for each rank by group.
+
+        All keys of a single group are one stretch.
 
         Args:
-            parts: the micro-batches whose keys they are.
+            own_apart: True puts the keys of this rank into a separate stretch.
         """
-        route, rank = exchanges[0].route, self._ranks.rank
-        if kind == "embeddings":
-            codec, move, counts = self._rows, route.back, route.received_counts
-        else:
-            codec, move, counts = self._gradients, route.there, route.sent_counts
-        widths = [codec.width(self._dims[exchange.group]) for exchange in exchanges]
+        first, size = counts[0], self._ranks.size
+        if len(counts) > 1 or (part is not None and first.counts.shape[1] > 1):
+            return [(g, each.of_rank(rank, part)) for rank in range(size) for g, each in enumerate(counts)]
+        own = first.of_rank(self._ranks.rank)
+        inner = [own.start, own.stop] if own_apart else []
+        return [(0, slice(*bounds)) for bounds in pairwise([0, *inner, first.bounds[-1]])]
+
+    def _packed(self, groups: Sequence[GroupWays], matrices: Sequence[Tensor]) -> Tensor:
+        """Returns a message with the data of each group for each key that this rank asks for."""
+        layout = self._layout([group.asks for group in groups])
+        return _joined([matrices[place][keys].reshape(-1) for place, keys in layout])
+
+    def _exact(self, group: GroupWays, rows: Mapping[int, ServedRows], keys: slice) -> Tensor:
+        """Returns the rows of some keys that are asked of this rank, float32[·, W], without rounding."""
+        shape = (keys.stop - keys.start, group.dim)
+        exact = torch.empty(shape, dtype=torch.float32, device=group.message.device)
+        rows[group.number].spread(keys.start, exact)
+        return exact
+
+    def _empty(self, device: torch.device, size: int) -> Tensor:
+        """Returns memory for a message of rows."""
+        dtype = self._rows.dtype
+        if device.type != "cpu":
+            return torch.empty(size, dtype=dtype, device=device)
+        return torch.from_numpy(self._buffers.take(np.uint8, size * dtype.itemsize)).view(dtype)
+
+    def _send(
+        self,
+        kind: str,
+        groups: Sequence[GroupWays],
+        widths: Sequence[int],
+        sent: Tensor,
+        *,
+        back: bool = False,
+        part: int | None = None,
+        train: bool = True,
+    ) -> Coming:
+        """Sends one message to each rank, with ``widths`` numbers for each key of the groups.
+
+        Args:
+            back: True sends it to the ranks that ask for keys; False sends it to the owners of the keys.
+            part: the micro-batch of the keys; None is all micro-batches.
+        """
+        columns = [group.columns(part) for group in groups]
 
         def sizes(counts: Counts) -> Counts:
-            of_groups = [counts[..., exchange.columns][..., parts].sum(axis=-1) for exchange in exchanges]
-            total: Counts = sum(np.multiply(w, n) for w, n in zip(widths, of_groups, strict=True))
+            of_groups = [w * counts[..., c].sum(axis=-1) for w, c in zip(widths, columns, strict=True)]
+            total: Counts = sum(of_groups[1:], of_groups[0])
             return total
 
-        to_each = sizes(counts)
-        self._stats.sent(kind, sent.element_size() * int(to_each.sum() - to_each[rank]))
+        passage = groups[0].passage
+        moved = passage.back(sizes) if back else passage.there(sizes)
+        num_others = int(moved.sent.sum() - moved.sent[self._ranks.rank])
+        self._stats.sent(kind, sent.element_size() * num_others)
 
-        def transfer() -> Tensor:
-            with self.waiting(kind, train=train):
-                return move(sent, sizes)
+        def begin() -> Coming:
+            end = self._exchange.begin(sent, moved)
 
-        if self._wire is not None:
-            return self._wire.submit(transfer)
-        done: Future[Tensor] = Future()
-        done.set_result(transfer())
-        return done
+            def wait() -> Tensor:
+                with self.waiting(kind, train=train):
+                    return end()
 
-    def one_ahead(
-        self, send: Callable[..., Future[Tensor]], steps: Sequence[tuple[object, ...]]
-    ) -> Iterator[Tensor]:
-        """Sends messages and yields what comes of each, in their order; with a thread that exchanges them, one more is under way."""
-        under_way: deque[Future[Tensor]] = deque()
-        for step in steps:
-            under_way.append(send(*step))
-            if self._wire is None or len(under_way) > 1:
-                yield awaited(under_way.popleft())
-        while under_way:
-            yield awaited(under_way.popleft())
+            return wait
 
-    def send_keys(
-        self, asked: list[RoutedKeys], num_parts: int, *, train: bool
-    ) -> tuple[Route, list[tuple[KeyRequest, ...]]]:
-        """Keys to the ranks that own them; returns, of each group, what each rank asks of this one."""
-        parts = [_packed(asked, rank) for rank in range(self._ranks.size)]
-        lengths = [num_parts * count for count in self._num_tables]
-
-        def sizes(counts: Counts) -> Counts:
-            """Numbers of packed requests, by how many keys of each group and micro-batch they ask for; see :func:`_packed`."""
-            of_groups = counts.reshape(*counts.shape[:-1], len(asked), num_parts).sum(axis=-1)
-            numbers: Counts = sum(lengths) + (of_groups + (of_groups + 1) // 2).sum(axis=-1)
-            return numbers
-
-        with self.waiting("ids", train=train):
-            route = self._exchange.send_counts(
-                np.concatenate([requested.sizes() for requested in asked], axis=1)
-            )
-            flat = route.there(torch.from_numpy(np.concatenate(parts)), sizes).numpy()
-        self._stats.sent("ids", 8 * sum(len(part) for r, part in enumerate(parts) if r != self._ranks.rank))
-        ends = np.cumsum(sizes(route.received_counts))
-        received = [_unpacked(part, lengths) for part in np.split(flat, ends[:-1])]
-        return route, list(zip(*received, strict=True))
+        if self._wire is None or kind == "ids":
+            return begin()
+        return partial(awaited, self._wire.submit(lambda: begin()()))
 
 
-def _asked_by_others(served: GroupKeys, part: slice) -> NDArray[np.bool_]:
-    """Whether another rank asks for the same key, for each key of a part of the request."""
-    by_others = np.zeros(served.end, np.bool_)
-    by_others[served.inverse[: part.start]] = True
-    by_others[served.inverse[part.stop :]] = True
-    return by_others[served.inverse[part]]
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenates parts. On a CPU numpy does this, which takes less time."""
+    if len(parts) == 1:
+        return parts[0]
+    if parts[0].device.type == "cpu":
+        return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
+    return torch.cat(list(parts))
 
 
-def _packed(asked: list[RoutedKeys], rank: int) -> NDArray[np.int64]:
-    """The packed request to one rank: the lengths of all groups, then the keys and counts of each."""
-    requests = [routed.of_place(rank) for routed in asked]
-    parts = [lengths for lengths, _, _ in requests]
-    for _, keys, counts in requests:
-        parts += [keys, np.append(counts, np.zeros(len(counts) % 2, np.int32)).view(np.int64)]
-    return np.concatenate(parts)
-
-
-def _unpacked(flat: NDArray[np.int64], num_lengths: list[int]) -> list[KeyRequest]:
-    requests, at = [], sum(num_lengths)
-    for lengths in np.split(flat[:at], np.cumsum(num_lengths)[:-1]):
-        size = int(lengths.sum())
-        end = at + size + -(-size // 2)
-        requests.append((lengths, flat[at : at + size], flat[at + size : end].view(np.int32)[:size]))
+def _cut(message: Tensor, layout: Layout, widths: Sequence[int]) -> Iterator[tuple[int, slice, Tensor]]:
+    """Yields each stretch of a message, and its data, [·, width]."""
+    at = 0
+    for place, keys in layout:
+        end = at + widths[place] * (keys.stop - keys.start)
+        yield place, keys, message[at:end].view(-1, widths[place])
         at = end
-    return requests
-
-
-def _stretch(counts: Counts, rank: int) -> slice:
-    """One rank's part of rows that lie by rank."""
-    first = int(counts[:rank].sum())
-    return slice(first, first + int(counts[rank]))

@@ -1,4 +1,4 @@
-"""The sparse half of one process: shards in its own memory, on threads."""
+"""The sparse half of one process: shards in its own memory, with a thread for each."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
     """Tables in this process.
 
     Args:
-        spec: tables, and how they are kept.
-        process, elsewhere: which process this is, and what tables others hold: see ``LocalShards``.
-        devices: device of each group, by name; that of the store's memory where a group is missing.
+        spec: the tables, and their storage.
+        process, elsewhere: number of this process, and the tables of other processes: see ``LocalShards``.
+        devices: device of each group, by name. The default is the device of the store's memory.
         micro_batches, ahead: see :class:`ShardedHalf`.
     """
 
@@ -57,11 +57,14 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
         ]
 
     def is_on_gpu_of(self, device: torch.device) -> bool:
-        """Whether all rows are in the memory of the GPU that a ``torch.device`` names; where kernels are interpreted, that is the CPU."""
+        """Returns whether there are rows, and all are in the memory of this type of device.
+
+        With interpreted kernels, that is the memory of the CPU.
+        """
         return bool(self.groups) and all(group.device_type == device.type for group in self.groups)
 
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> list[object]:
-        """The unique keys of each group."""
+        """Returns the unique keys of each group."""
         return [group.find(batch) for group in self.groups]
 
     def fetch(self, request: list[object]) -> None:
@@ -78,7 +81,7 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
         *,
         train: bool,
     ) -> Generator[Arrival[ReadRows], None, None]:
-        """See :class:`ShardedHalf`; rows are looked up with the first micro-batch."""
+        """See :class:`ShardedHalf`. All rows are looked up with the first micro-batch."""
         first, *later = parts
         reads, fills = [], []
         for number, group in enumerate(self.groups):
@@ -88,7 +91,7 @@ class LocalSparse(ShardedHalf[list[object], ReadRows]):
             reads.append(read)
             fills += (
                 [fill] if later else []
-            )  # which else has its rows let go of before those of the next group
+            )  # if not kept, the rows are released before the next group is read
         for group, read in [] if train else zip(self.groups, reads, strict=True):
             inverse = np.asarray(torch.as_tensor(group.inverse(read)).cpu())
             self.features.add_evaluation(batch, group.group, inverse, group.absent(read))
@@ -125,7 +128,10 @@ def open_group(
     pool: ThreadPoolExecutor | None,
     shared_copy: SharedCopy | None = None,
 ) -> EmbeddingGroup:
-    """The group on a device, as the plan names it: "cpu" or "gpu". For the arguments see :class:`CpuGroup` and ``GpuGroup``."""
+    """Returns the group on a device of the plan, "cpu" or "gpu".
+
+    For the other arguments see :class:`CpuGroup` and ``GpuGroup``.
+    """
     if device == "cpu":
         return CpuGroup(group, shards, pool)
     from girih.sparse.groups.gpu_group import GpuGroup
@@ -137,7 +143,7 @@ class FeatureParallelSparse(LocalSparse):
     """The tables of this trainer's features.
 
     Args:
-        placement: which trainer owns which features.
+        placement: the trainer that owns each feature.
         micro_batches, ahead: see :class:`ShardedHalf`.
     """
 
@@ -155,7 +161,7 @@ class FeatureParallelSparse(LocalSparse):
         self._all_features = FeatureCounts(spec.groups()).read()
         schema = placement.schema_of(ranks.rank, spec.schema)
         narrowed = spec.narrowed(placement.features_of(ranks.rank), schema)
-        # as many shards on all ranks, whatever tables each has: files are numbered by them
+        # the same number of shards on all ranks, because files are numbered by shards
         super().__init__(
             replace(narrowed, store=spec.resolved_store()),
             process=ranks.rank,
@@ -176,19 +182,19 @@ class FeatureParallelSparse(LocalSparse):
         """See :class:`ShardedHalf`.
 
         Raises:
-            GirihError: finite gradients whose sum is not: other trainers may have moved their rows already.
+            GirihError: gradients are finite, but their sum is not. Other trainers may have updated their rows already.
         """
         known = bool(vote.refused)
         super().update(batch, reads, gradients, step, lr_scale, vote)
         if vote.known_refused and not known and self._ranks.size > 1:
             error = vote.error_from(vote.reported.tolist())
             raise GirihError(
-                f"trainer {self._ranks.rank}: {error}, summed up; other trainers have applied theirs; resume from the last"
-                " checkpoint, with a lower learning rate or train.clip_norm"
+                f"trainer {self._ranks.rank}: in the sum, {error}; other trainers have updated their rows; resume from the"
+                " last checkpoint, with a lower learning rate or train.clip_norm"
             ) from error
 
     def stats(self, *, spans: bool = False) -> SparseStats:
-        """Sums over all shards of all ranks."""
+        """Returns sums over all shards of all ranks."""
         total, rows = self._ranks.sum_by_name, dict.fromkeys(self._all_tables, 0) | self._shards.rows()
         features = self._all_features | self.features.read()
         return SparseStats(total(self._shards.counters()), total(rows), features=total(features))

@@ -1,4 +1,4 @@
-"""The sparse half of a server: rows in mapped files, which it reads alone."""
+"""The sparse half of a server that makes predictions. It only reads rows, from mapped files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from girih.store.mapped import Stack
 
 
 class MappedSparse:
-    """Stacks of mapped files, read as a half with shards of its own is read by :meth:`~girih.sparse.half.SparseHalf.peek`.
+    """Reads rows from stacks of mapped files, like :meth:`~girih.sparse.half.SparseHalf.peek` of other halves.
 
-    One thread at a time may use it; the stacks themselves may be shared.
+    One thread at a time may use it. Several halves may share the stacks.
 
     Args:
-        groups: see :func:`girih.sparse.groups.pack.served_groups`. stacks: the rows of each.
+        groups: see :func:`girih.sparse.groups.pack.served_groups`. stacks: the rows of each group.
     """
 
     def __init__(self, groups: Sequence[Group], stacks: Sequence[Stack]) -> None:
@@ -38,17 +38,17 @@ class MappedSparse:
 
 
 class _MappedGroup:
-    """One group whose rows lie in a stack."""
+    """One group with its rows in a stack."""
 
     def __init__(self, group: Group, stack: Stack) -> None:
         self._group, self._stack = group, stack
         self._buffers = Buffers()
-        # a stack has all methods of a store that reading calls
+        # a stack has all methods of a store that are called for reading
         self._by_keys = CpuGroup(group, cast(Any, [stack]), None)
         self._places = _places_in_one_pass(group)
 
     def read(self, batch: Batch) -> Sequence[NDArray[np.float32]]:
-        """The tensors of all outputs."""
+        """Returns the tensors of all outputs."""
         if self._places is None or batch.weights is not None or not batch.has_single_ids:
             return self._by_keys.read(batch, 0, train=False).outputs
         outputs = [self._buffers.take(np.float32, *output.shape_in(batch)) for output in self._group.outputs]
@@ -60,7 +60,10 @@ class _MappedGroup:
 
 
 def _places_in_one_pass(group: Group) -> NDArray[np.int64] | None:
-    """The place of each of a group's features in its outputs, where one pass over rows makes all of these; else None."""
+    """Returns the index of each of a group's features in its outputs.
+
+    Returns None if one pass over rows cannot make all outputs.
+    """
     first, features = group.outputs[0], group.features.tolist()
     if first.whole or first.first_column or len(passes(group.outputs)) > 1:
         return None
@@ -69,11 +72,11 @@ def _places_in_one_pass(group: Group) -> NDArray[np.int64] | None:
 
 
 class PeekedHere:
-    """Embeddings that were read when they were asked for."""
+    """Embeddings that are already read."""
 
     def __init__(self, leaves: Leaves) -> None:
         self._leaves = leaves
 
     def wait(self) -> Embeddings:
-        """Returns at once."""
+        """Returns the embeddings immediately."""
         return self._leaves.embeddings()

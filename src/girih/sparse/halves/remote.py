@@ -1,6 +1,6 @@
-"""The sparse half of a trainer whose tables are in other processes: it asks embedding workers, which ask servers.
+"""The sparse half of a trainer with tables in other processes: it asks embedding workers, and they ask servers.
 
-A dispatched batch has its ids at a worker already, under a sample number (Persia §4.1 steps 3, 5 and 6).
+The ids of a dispatched batch are at a worker, under a sample number (Persia §4.1 steps 3, 5 and 6).
 
 Shapes: B examples, G groups.
 """
@@ -44,12 +44,12 @@ from girih.telemetry.stats import LiveNumber, Stats
 
 
 class RemotePulled:
-    """Embeddings on their way from a worker, and the way back.
+    """The handle of a batch at a worker: brings its embeddings, and takes their gradients back.
 
     Args:
-        worker: the way to the worker that has the batch's ids.
-        reply: to the request for them.
-        called: trainer and number under which the worker and the servers know the batch.
+        worker: sends requests to the worker that has the batch's ids.
+        reply: the reply to the request for embeddings.
+        called: the trainer and the number by which the worker and the servers know the batch; empty in evaluations.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class RemotePulled:
         self.staleness = 0
         self.called = called
         self._half, self._worker, self._train = half, worker, train
-        receive = partial(_receive, half, reply)  # no method: a batch that refers to itself outlives its step
+        receive = partial(_receive, half, reply)  # a method would keep the batch after its step
         self._rows = receive if half.staging is None else half.staging.bring(receive)
         self._leaves: Leaves | None = None
 
     def wait(self, examples: slice | None = None) -> Embeddings:
-        """Blocks until they are here."""
+        """Blocks until the embeddings have arrived."""
         return self._arrived().embeddings(examples)
 
     def push(self, step: int, lr_scale: float, vote: Vote) -> RemotePending:
-        """Sends the gradients that the embeddings collected to the worker they came from, or word that the step is refused.
+        """Sends the collected gradients to the worker of the embeddings, or a notice that the step is refused.
 
-        Gradients from a GPU are sent once they are here.
+        Gradients from a GPU are sent once they have arrived on the host.
         """
         half, leaves = self._half, self._arrived()
         half.settle()
@@ -100,7 +100,7 @@ class RemotePulled:
         return half.sent(half.staging.send([*gradients, refused], call), self.called[1])
 
     def discard(self) -> RemotePending:
-        """Tells the worker, and the servers, that this batch will not be trained on."""
+        """Tells the worker and the servers that this batch will not be trained on."""
         return self._dropped(NO_TURN)
 
     def _dropped(self, turn: int) -> RemotePending:
@@ -125,7 +125,7 @@ class RemotePulled:
 
 
 def _receive(half: RemoteSparse, reply: Future[Frame]) -> Received:
-    """Blocks until embeddings are here, in arrays."""
+    """Blocks until the embeddings have arrived. Returns them in arrays."""
     frame = awaited(reply)
     num_whole = sum(output.whole for group in half.groups for output in group.outputs)
     end = len(frame.arrays) - num_whole
@@ -134,18 +134,18 @@ def _receive(half: RemoteSparse, reply: Future[Frame]) -> Received:
 
 
 class RemotePending:
-    """An update, or a drop, on its way.
+    """An update, or a drop, in progress.
 
     Args:
-        asked: the answer, or what gives it once the update was sent.
-        number: of this trainer's batch.
+        asked: the reply, or a future that returns the reply once the update was sent.
+        number: number of the trainer's batch.
     """
 
     def __init__(self, asked: Future[Frame] | Future[Future[Frame]], number: int) -> None:
         self._asked, self.number = asked, number
 
     def done(self) -> bool:
-        """Whether an answer is here, or none will come."""
+        """Returns whether a reply has arrived, or none will come."""
         asked = self._asked
         if not asked.done() or asked.exception() is not None:
             return asked.done()
@@ -153,7 +153,7 @@ class RemotePending:
         return not isinstance(answered, Future) or answered.done()
 
     def wait(self) -> None:
-        """Blocks until it is applied."""
+        """Blocks until the update is applied."""
         asked: Future[Any] = self._asked
         answered = awaited(asked)
         if isinstance(answered, Future):
@@ -161,28 +161,28 @@ class RemotePending:
 
 
 class RemoteSave:
-    """Servers hold rows as they were, for a checkpoint or a segment; each writes its parts when asked.
+    """Rows that servers keep as they were, for a checkpoint or a segment. Each server writes its parts when asked.
 
     Args:
-        verb, fields: what servers are asked, before the word whether they write.
+        verb, fields: the request to the servers; a last integer says whether they write.
     """
 
     def __init__(self, servers: Sequence[Client], verb: SparseVerb, *fields: int) -> None:
         self._servers, self._verb, self._fields = servers, verb, fields
 
     def write(self) -> dict[str, PartFacts]:
-        """Has all servers write, side by side.
+        """Makes all servers write, in parallel.
 
         Raises:
-            Lost: one came back since the save, or the segment, began: its rows as they were then are gone.
+            Lost: a server restarted after the save or the segment began, so its rows of that moment are gone.
         """
         return self._finish(write=True)
 
     def wait_copied(self) -> None:
-        """No-op: a server waits before it begins a checkpoint."""
+        """No-op, because a server waits before it begins a checkpoint."""
 
     def close(self) -> None:
-        """Ends what was not written."""
+        """Drops everything that was not written."""
         self._finish(write=False)
 
     def _finish(self, *, write: bool) -> dict[str, PartFacts]:
@@ -190,7 +190,7 @@ class RemoteSave:
         parts: dict[str, PartFacts] = {}
         replies = [server.call(self._verb, (*self._fields, int(write))) for server in servers]
         with waiting():
-            wait(replies)  # before one raises: the next save begins once none of them writes any more
+            wait(replies)  # before one raises, because the next save must find no server writing
         for reply in replies:
             parts |= from_text(answer(reply).arrays[0])
         return parts
@@ -199,15 +199,17 @@ class RemoteSave:
 class RemoteSparse:
     """Tables in embedding servers, reached through embedding workers.
 
-    Methods but for ``pull``, ``peek`` and ``sync`` speak to the servers on rank 0 alone.
+    Only rank 0 is connected to the servers, so on other ranks only ``pull``, ``peek`` and ``sync`` send requests or
+    wait for replies.
 
     Args:
-        workers, servers: where they listen; registry: where one that came back is found.
-        servers_return_s, workers_return_s: these may take so long to come back.
-        staging: brings rows to the GPU of the dense half, and is closed with this; None where that is on the CPU.
+        workers, servers: their addresses. registry: has the new address of a restarted process.
+        servers_return_s, workers_return_s: the time in which a server, or a worker, must come back after a failure.
+        staging: brings rows to the GPU of the dense half, and is closed with this half. None if the dense half is on the
+            CPU.
 
     Attributes:
-        turns: numbers of batches trained on or refused: the same on all trainers in step.
+        turns: numbers for the batches that were trained on or refused, the same on all trainers in step.
     """
 
     def __init__(
@@ -242,34 +244,36 @@ class RemoteSparse:
         self.connect(workers, servers)
 
     def connect(self, workers: Sequence[str], servers: Sequence[str]) -> None:
-        """Connects to workers, and to servers, which know nothing of this trainer, or what they knew of it before."""
+        """Connects to workers and servers. They may be new, or know this trainer from before."""
         workers_return_s, servers_return_s = self._return_s
         self._workers = self._to(RoleName.EMBEDDING_WORKER, workers, timeout_s=workers_return_s)
         servers = servers if self._ranks.first else ()
         self._servers = self._to(RoleName.EMBEDDING_SERVER, servers, timeout_s=servers_return_s)
 
     def retire(self, names: Collection[str]) -> None:
-        """Lets workers and servers go, nothing being in flight, and keeps the statistics of those that are about to end.
+        """Disconnects from workers and servers, and keeps the statistics of processes that will end.
+
+        Call it while nothing is in flight.
 
         Args:
-            names: their roles.
+            names: the roles of the processes that will end.
         """
         for title, snapshot in self.stats(spans=True).processes.items():
             if title.rpartition(" ")[0] in names:
                 snapshot["counters"].pop(
                     "served_keys", None
-                )  # loads are compared of processes that serve together
+                )  # loads are compared only among processes that serve together
                 self._retired[f"{title}, until update {self.last_step}"] = snapshot
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Lets workers and servers go."""
+        """Disconnects from workers and servers."""
         for client in (*self._workers, *self._servers):
             client.close()
         self._workers, self._servers = [], []
 
     def reset(self) -> None:
-        """Has servers drop the updates that earlier trainers began, and counts the lost ones. All trainers call it."""
+        """Makes servers drop and count the updates that earlier trainers began. All trainers call it."""
         lost_and_step = None
         if self._ranks.first:
             fields = [frame.fields for frame in answers(self._servers, SparseVerb.RESET, again=True)]
@@ -278,7 +282,7 @@ class RemoteSparse:
         self.last_step = self._ranks.broadcast(lost_and_step)[1]
 
     def prepare(self, batch: Batch) -> None:
-        """No-op: the worker does it as soon as the ids come from the loader."""
+        """No-op, because the worker does this work when the ids come from the loader."""
 
     def pull(self, batch: Batch, prepared: object = None) -> RemotePulled:
         """Asks the worker that keeps the batch's ids for its embeddings.
@@ -287,7 +291,7 @@ class RemoteSparse:
             ConfigError: the batch was not dispatched.
         """
         if batch.share is None or batch.share.sample is None:
-            raise ConfigError("this batch has its ids with it; expected one that a loader dispatched")
+            raise ConfigError("this batch has its ids with it; expected a batch that a loader dispatched")
         called = (self._ranks.rank, next(self._numbers))
         worker = RetryingRequests(self._workers, batch.share.sample, batch.share.again, self._again)
         for pending in self._pending:
@@ -297,7 +301,7 @@ class RemoteSparse:
         return RemotePulled(self, worker, reply, called, train=True)
 
     def peek(self, batch: Batch) -> RemotePulled:
-        """Reads for evaluation; keys without a row give their initial value."""
+        """Reads for evaluation. Keys without a row give their initial value."""
         place = self._ranks.rank % len(self._workers)
         worker = RetryingRequests(self._workers, (place, batch.num_examples), None, self._again)
         arrays = self.codec.pack_ids(batch)
@@ -306,13 +310,13 @@ class RemoteSparse:
         return RemotePulled(self, worker, reply, (), train=False)
 
     def sent(self, asked: Future[Frame] | Future[Future[Frame]], number: int) -> RemotePending:
-        """Notes an update of a batch that was sent, or is to be, or word that there is none."""
+        """Records an update of a batch that was sent or will be sent, or a notice that there is none."""
         pending = RemotePending(asked, number)
         self._pending.append(pending)
         return pending
 
     def settle(self) -> None:
-        """Raises what went wrong with updates that are answered."""
+        """Raises the errors of updates whose replies have arrived."""
         while self._pending and self._pending[0].done():
             self._settle_next()
 
@@ -322,16 +326,16 @@ class RemoteSparse:
         self._done.add(pending.number)
 
     def count_sent(self, kind: str, arrays: Sequence[NDArray[Any]]) -> None:
-        """Counts the bytes of some arrays."""
+        """Counts the bytes of arrays that are sent."""
         self._stats.sent(kind, sum(array.nbytes for array in arrays))
 
     def sync(self) -> None:
-        """Returns when all that this trainer has sent is applied."""
+        """Returns when all updates that this trainer sent are applied."""
         while self._pending:
             self._settle_next()
 
     def stats(self, *, spans: bool = False) -> SparseStats:
-        """Sums over all servers, and the snapshots of servers and workers; empty but on rank 0."""
+        """Returns sums over all servers, and the snapshots of servers and workers. They are empty except on rank 0."""
         if not self._ranks.first:
             return SparseStats()
         store: Counter[str] = Counter()
@@ -352,12 +356,12 @@ class RemoteSparse:
         return SparseStats(dict(store), dict(rows), processes, features=dict(features))
 
     def live(self) -> dict[str, LiveNumber]:
-        """Numbers of this process for :meth:`Stats.watch`; asks no other."""
+        """Returns numbers of this process for :meth:`Stats.watch`. Asks no other process."""
         queues = {"updates": len(self._pending)}
         return {"queues": queues, **calls_of((*self._workers, *self._servers))}
 
     def begin_save(self, writer: Storage) -> RemoteSave:
-        """All servers take live snapshots, while no trainer has anything in flight."""
+        """Makes all servers take live snapshots, while no trainer has anything in flight."""
         self.sync()
         self._ranks.barrier()
         answers(self._servers, SparseVerb.SAVE, (), (as_text(writer.absolute().url),), again=True)
@@ -365,13 +369,13 @@ class RemoteSparse:
         return RemoteSave(self._servers, SparseVerb.WRITE)
 
     def knows_changes(self, since: int) -> bool:
-        """Asks all servers; others than rank 0 know of none that do not."""
+        """Asks all servers. Ranks other than 0 return True, because they have no connection to a server."""
         return all(
             frame.fields[0] for frame in answers(self._servers, SparseVerb.HAS_CHANGES, (since,), again=True)
         )
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> RemoteSave:
-        """Has all servers take what changed, or all rows, while no trainer has anything in flight."""
+        """Makes all servers take the changes, or all rows, while no trainer has anything in flight."""
         self.sync()
         self._ranks.barrier()
         fields = (number, NO_VERSION if since is None else since)
@@ -379,19 +383,19 @@ class RemoteSparse:
         try:
             answers(self._servers, SparseVerb.SEGMENT, fields, (as_text(writer.absolute().url),), again=True)
         except GirihError:
-            with suppress(GirihError):  # the first error is the one to tell
-                segment.close()  # else the others would wait for it before their next checkpoint
+            with suppress(GirihError):  # the first error is reported
+                segment.close()  # otherwise the other servers would wait for it before their next checkpoint
             raise
         finally:
             self._ranks.barrier()  # the trainer that asked for the segment reports its errors
         return segment
 
     def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those of any number of shards; what goes wrong is raised on all trainers."""
+        """Replaces all rows with the rows of any number of shards. An error is raised on all trainers."""
         failed: GirihError | None = None
         try:
             answers(self._servers, SparseVerb.LOAD, (), (as_text(reader.to_dict()),), again=True)
-        except GirihError as error:  # the others have to learn of it: they would go on to another meeting
+        except GirihError as error:  # all trainers must learn of it before another meeting
             failed = error
         failure = self._ranks.broadcast(None if failed is None else f"{type(failed).__name__}: {failed}")
         if failure is not None:
@@ -399,7 +403,7 @@ class RemoteSparse:
         self.last_step = step
 
     def close(self) -> None:
-        """Lets workers and servers go."""
+        """Disconnects from workers and servers, and ends the threads."""
         self.disconnect()
         self._again.shutdown(wait=False)
         if self.staging is not None:

@@ -1,4 +1,4 @@
-"""One update of the rows of all groups of a process, which the vote on the step decides on."""
+"""Updates the rows of all groups of a process, if the vote on the step allows it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from girih.sparse.groups.group import EmbeddingGroup, ReadRows, feature_of
 from girih.sparse.groups.pack import Group
 
 Inverses = Sequence[tuple[Group, NDArray[np.int32] | Tensor]]
-"""Groups, each with the number of the key of each of its ids, int32[N], on its device."""
+"""Groups, each with the key number of each of its ids, int32[N], on its device."""
 
 
 def nonfinite_gradient(feature: str | None) -> NonFiniteError | None:
-    """The error that names a feature; None without one."""
+    """Returns the error that names a feature, or None without a feature."""
     return (
         None if feature is None else NonFiniteError(f"the gradient of feature {feature!r} is NaN or infinite")
     )
 
 
 def nonfinite_feature(inverses: Inverses, batch: Batch, keys: Numbers) -> str | None:
-    """A feature whose gradient is NaN or infinite, or None.
+    """Returns a feature whose gradient is NaN or infinite, or None.
 
     Args:
-        keys: of each group a key whose gradient is, or -1.
+        keys: for each group a key whose gradient is NaN or infinite, or -1.
     """
     for (group, inverse), key in zip(inverses, keys, strict=True):
         if key >= 0:
@@ -51,10 +51,10 @@ def apply_all(
     lr_scale: float,
     vote: Vote,
 ) -> Callable[[Numbers], str | None]:
-    """Casts the vote, and moves the rows of all groups by the gradients of each one's outputs, or no row.
+    """Casts the vote. Unless the step is refused, updates the rows of all groups by the gradients of their outputs.
 
     Returns:
-        ``vote.reported`` on the host → a feature whose gradient is NaN or infinite, or None.
+        A function: ``vote.reported`` on the host → a feature whose gradient is NaN or infinite, or None.
     """
     updates: list[tuple[EmbeddingGroup, Any, Any]] = []
     for group, read, group_gradients in zip(groups, reads, gradients, strict=True):
@@ -65,7 +65,7 @@ def apply_all(
     vote.cast((vote.reported >= 0).any())
     if not vote.known_refused:
         for group, read, summed in updates:
-            if vote.deferred:  # the same as in the kernels: a key's number if the step is refused, else -1
+            if vote.deferred:  # kernels expect -1 if they must update rows, and the number of a key otherwise
                 flag = vote.refused.to(torch.int32).reshape(1) - 1
                 summed = replace(summed, nonfinite_key=flag)
             group.apply(read, summed, step, lr_scale)
@@ -76,7 +76,7 @@ def apply_all(
 
 
 def numbers_on(device: torch.device, numbers: Sequence[int | Tensor]) -> Tensor:
-    """float64[K], on a device, from K numbers or tensors of one number. Never waits for a GPU."""
+    """Returns float64[K] on a device, from K numbers or tensors of one number. Never waits for a GPU."""
     if device.type == "cpu":
         return torch.tensor(numbers, dtype=torch.float64)  # one call, because each takes time
     return torch.cat([torch.as_tensor(number, device=device).reshape(1).double() for number in numbers])

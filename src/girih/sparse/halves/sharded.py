@@ -1,9 +1,9 @@
-"""Base of the sparse halves whose shards are in this process.
+"""The base class of sparse halves with shards in this process.
 
-A half that works ahead has a thread, which does all that is asked of it in the order in which it is asked: it finds
-the keys of the next batch while the trainer computes this one, and fills in the rows of later micro-batches while it
-computes earlier ones. So shards and scratch memory have one user at a time, and trainers that ask the same in the same order talk to
-each other in one order too. Without one, everything is done during the call.
+A half that works ahead has a thread, which runs all requests in order. The thread finds the keys of the next batch
+while the trainer computes the current batch. It fills in the rows of later micro-batches while the trainer computes
+earlier ones. So shards and scratch memory have one user at a time. If all trainers make the same requests in the same
+order, their messages have the same order too. Without the thread, each call does its work before it returns.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ T = TypeVar("T")
 Request = TypeVar("Request")
 """Facts about a batch that depend on its ids alone."""
 Read = TypeVar("Read")
-"""Facts about one group's rows that a half needs to move them."""
+"""Facts about one group's rows that a half needs to update them."""
 Arrival = tuple[list[Read], Sequence[NDArray[np.float32] | Tensor]]
 """The facts about each group that :meth:`ShardedHalf.update` needs, and the outputs of all groups."""
 
 
 class Done:
-    """An update that was applied when it was made, or that moves nothing."""
+    """An update that is already applied, or that changes nothing."""
 
     def done(self) -> bool:
-        """Always true."""
+        """Always returns True."""
         return True
 
     def wait(self) -> None:
-        """Returns at once."""
+        """Returns immediately."""
 
 
 class PulledHere(Generic[Request, Read]):
-    """The embeddings of a batch, which are here or on their way, and the way back.
+    """The handle of a batch with rows in this process: brings its embeddings, and takes their gradients back.
 
     Args:
-        parts: the micro-batches in which they come, and their arrivals.
+        parts: the micro-batches in which the rows come, and their arrivals.
     """
 
     def __init__(
@@ -74,24 +74,24 @@ class PulledHere(Generic[Request, Read]):
         self._leaves: Leaves | None = None
 
     def wait(self, examples: slice | None = None) -> Embeddings:
-        """Blocks until they are here."""
+        """Blocks until the embeddings have arrived."""
         for part, arrival in self._parts:
             if examples is None or part.start < examples.stop:
                 awaited(arrival, self._half.busy)
         return self._arrived().embeddings(examples)
 
     def push(self, step: int, lr_scale: float, vote: Vote) -> Done:
-        """Applies the gradients, or nothing: one optimizer step."""
+        """Makes one optimizer step with the gradients, unless the step is refused."""
         reads, _ = awaited(self._parts[-1][1], self._half.busy)
         self._half.move(self._batch, reads, self._arrived().gradients(), step, lr_scale, vote)
         return Done()
 
     def discard(self) -> Done:
-        """No-op: nothing is kept for a batch elsewhere."""
+        """No-op, because no other process keeps anything for the batch."""
         return Done()
 
     def _arrived(self) -> Leaves:
-        """Leaves over all outputs, filled in or not."""
+        """Returns leaves over all outputs, which may not be filled in yet."""
         if self._leaves is None:
             _, outputs = awaited(self._parts[0][1], self._half.busy)
             groups = self._half.groups_of_tables
@@ -103,12 +103,13 @@ class ShardedHalf(ABC, Generic[Request, Read]):
     """A sparse half with shards in this process.
 
     Args:
-        micro_batches: parts of a batch whose rows come one after the other, each while the one before is computed.
-        ahead: whether there is to be a thread that :meth:`prepare` needs to be of use; micro-batches have one anyway.
+        micro_batches: parts of a batch whose rows come one after the other, each while the part before is computed.
+        ahead: True starts the thread that makes :meth:`prepare` useful. Micro-batches start it in any case.
 
     Attributes:
         last_step: number of the last update.
-        busy: the thread, for which a wait is work while it works, and none while it waits for others.
+        busy: the thread's work. A wait for the thread counts as work while the thread works, and not while it waits for
+            other processes.
         groups_of_tables: the packed tables, in the order of outputs.
         features: counts of the ids of this process's batches.
     """
@@ -125,17 +126,17 @@ class ShardedHalf(ABC, Generic[Request, Read]):
 
     @abstractmethod
     def find(self, batch: Batch, parts: Sequence[slice], *, train: bool) -> Request:
-        """Does what depends on a batch's ids alone; rows are to come in these micro-batches."""
+        """Does the work that depends on a batch's ids alone. Rows will come in the micro-batches ``parts``."""
 
     @abstractmethod
     def fetch(self, request: Request) -> None:
-        """Begins to read the rows of the next read from tiers below memory; changes no result."""
+        """Begins to read the rows of the next :meth:`read` from tiers below memory. Changes no result."""
 
     @abstractmethod
     def read(
         self, batch: Batch, step: int, parts: Sequence[slice], request: Request | None = None, *, train: bool
     ) -> Generator[Arrival[Read], None, None]:
-        """Reads a batch's rows; yields the same once for each micro-batch, when its rows are filled in.
+        """Reads a batch's rows. Yields the same arrival once for each micro-batch, when its rows are filled in.
 
         Args:
             request: the result of :meth:`find`; None calls it now.
@@ -151,7 +152,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         lr_scale: float,
         vote: Vote,
     ) -> None:
-        """Casts the vote, and moves rows by the gradients of each group's outputs unless the step is refused."""
+        """Casts the vote. Unless the step is refused, updates rows by the gradients of each group's outputs."""
 
     def prepare(self, batch: Batch) -> Future[Request]:
         """See :class:`girih.sparse.half.SparseHalf`."""
@@ -169,13 +170,13 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return self._pulled(batch, slices_of(batch, self._micro_batches), prepared, train=True)
 
     def peek(self, batch: Batch) -> PulledHere[Request, Read]:
-        """Reads for evaluation; keys without a row give their initial value."""
+        """Reads for evaluation. Keys without a row give their initial value."""
         return self._pulled(batch, [slice(0, batch.num_examples)], train=False)
 
     def move(
         self, batch: Batch, reads: list[Read], gradients: Gradients, step: int, lr_scale: float, vote: Vote
     ) -> None:
-        """Moves rows by the gradients of all outputs, after all earlier work; see :meth:`update`."""
+        """Updates rows by the gradients of all outputs, after all earlier work; see :meth:`update`."""
         grouped = by_group(self.groups_of_tables, gradients)
         self._done(partial(self.update, batch, reads, grouped, step, lr_scale, vote))
         if not vote.known_refused:
@@ -183,18 +184,18 @@ class ShardedHalf(ABC, Generic[Request, Read]):
             vote.rollback = partial(setattr, self, "last_step", before)
 
     def sync(self) -> None:
-        """No-op: no update is ever in flight."""
+        """No-op, because no update is ever in flight."""
 
     def stats(self, *, spans: bool = False) -> SparseStats:
-        """Sums over all shards."""
+        """Returns sums over all shards."""
         return SparseStats(self._shards.counters(), self._shards.rows(), features=self.features.read())
 
     def live(self) -> Mapping[str, LiveNumber]:
-        """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`; asks no other process."""
+        """See :meth:`girih.sparse.groups.local_shards.LocalShards.live`. Asks no other process."""
         return self._shards.live()
 
     def begin_save(self, writer: Storage) -> ShardsSave:
-        """Takes a live snapshot of every shard here, to be written as parts of a checkpoint."""
+        """Takes a live snapshot of every shard of this process, to be written as parts of a checkpoint."""
         return self._shards.begin_save(writer)
 
     def knows_changes(self, since: int) -> bool:
@@ -206,7 +207,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return self._shards.begin_segment(writer, number, since)
 
     def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows by those of any number of shards that belong here."""
+        """Replaces all rows with those rows of any number of shards that belong to this process."""
         self._shards.load(reader)
         self.last_step = step
 
@@ -215,11 +216,11 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return self._done(partial(self._shards.peek, table, ids))
 
     def stores(self) -> Iterator[tuple[str, Store]]:
-        """Every shard here, and the place of its file in a checkpoint."""
+        """Yields the file name in a checkpoint of every shard of this process, and the shard."""
         return self._shards.files()
 
     def close(self) -> None:
-        """Gives the memory back, once all that was asked is done; the half cannot be used after it."""
+        """Frees the memory after all requested work is done. The half cannot be used afterwards."""
         if self._thread is not None:
             self._thread.shutdown()
         self._shards.close()
@@ -236,7 +237,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         def arrive(*, last: bool) -> Arrival[Read]:
             arrived = next(rows)
             if last:
-                rows.close()  # by who does the work, not by whoever lets go of it last
+                rows.close()  # otherwise the thread that releases the last reference would close it
             return arrived
 
         arrivals = []
@@ -253,15 +254,15 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         *,
         train: bool,
     ) -> Generator[Arrival[Read], None, None]:
-        request = prepared.result()  # asked earlier, so it is there
+        request = prepared.result()  # submitted earlier to the same thread, so it is done
         yield from self.read(batch, step, parts, request, train=train)
 
     def _done(self, work: Callable[[], T]) -> T:
-        """Has the thread do it after earlier work, and waits for it. Without a thread, it is done at once."""
+        """Runs work in the thread, after earlier work, and waits for it. Without a thread, runs it immediately."""
         return work() if self._thread is None else awaited(self._submit(work), self.busy)
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
-        """Has the thread do it after earlier work. Without a thread, it is done at once."""
+        """Runs work in the thread, after earlier work. Without a thread, runs it immediately."""
         if self._thread is not None:
             return self._thread.submit(self._done_by_thread, work)
         done: Future[Any] = Future()

@@ -1,9 +1,4 @@
-"""Rows from other processes on their way to the GPU of a dense half, and their gradients on the way back.
-
-One thread waits for rows as they come from embedding workers, copies them to pinned memory and has them go to the GPU on a stream of
-its own, while the trainer computes the batches before. Another one waits for gradients, which a third stream copies behind the
-backward pass, and sends them, while the trainer goes on. Each does what it was asked for in that order.
-"""
+"""Copies rows from other processes to the GPU of a dense half, and their gradients back."""
 
 from __future__ import annotations
 
@@ -22,10 +17,10 @@ from girih.telemetry.busy import awaited
 
 
 class Received(NamedTuple):
-    """The answer to a pull.
+    """The reply to a pull.
 
     Attributes:
-        staleness: earlier batches that were not applied.
+        staleness: earlier batches whose gradients were not applied.
         outputs: float32[·] of all outputs.
         bounds: int32[B + 1] of each whole sequence.
     """
@@ -36,14 +31,15 @@ class Received(NamedTuple):
 
 
 class Staging:
-    """The ways to the GPU of a dense half, for rows from other processes, and back, for their gradients.
+    """Copies rows from other processes to the GPU of a dense half, and their gradients back.
 
-    One thread waits for rows from embedding workers and copies them to pinned memory. They go to the GPU on a stream of its own,
-    while the trainer computes the batches before. Another thread waits for gradients, which a third stream copies behind the
-    backward pass, and sends them, while the trainer goes on. Each thread keeps the order of its requests.
+    One thread waits for rows from embedding workers and copies them to pinned memory. A separate stream copies them to
+    the GPU, while the trainer computes earlier batches. Another thread waits for gradients and sends them, while the
+    trainer continues. A third stream copies these gradients after the backward pass. Each thread keeps the order of its
+    requests.
 
     Args:
-        device: of the dense half; on a CPU, where it is of no use, the same is done without streams.
+        device: the device of the dense half. On a CPU the work is the same, without streams and without a benefit.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,10 +48,12 @@ class Staging:
         self._departures = ThreadPoolExecutor(1, "girih-gradients")
 
     def bring(self, receive: Callable[[], Received]) -> Callable[[], Received]:
-        """Has rows brought to the device once they are here; what is returned waits until they are on their way.
+        """Brings rows to the device once they have arrived from a worker.
+
+        The returned function waits until the rows are on their way to the device.
 
         Args:
-            receive: waits for them, and gives arrays.
+            receive: waits for the rows, and returns arrays.
         """
         coming = self._arrivals.submit(self._bring, receive)
 
@@ -70,10 +68,10 @@ class Staging:
         gradients: Sequence[Tensor | None],
         call: Callable[[Sequence[NDArray[Any] | None]], Future[Frame]],
     ) -> Future[Future[Frame]]:
-        """Has gradients sent once they have come from the device, behind what was computed so far; waits for nothing.
+        """Sends gradients once they have come from the device, after its earlier work. Never waits.
 
         Args:
-            call: sends arrays that are its own.
+            call: sends arrays, which it may keep.
         """
         coming = self.back.begin(gradients)
 
@@ -85,11 +83,11 @@ class Staging:
         return self._departures.submit(depart)
 
     def drop(self, call: Callable[[], Future[Frame]]) -> Future[Future[Frame]]:
-        """Has word sent, behind the gradients before, that there are none."""
+        """Sends a notice that there are no gradients, after all earlier gradients."""
         return self._departures.submit(call)
 
     def close(self) -> None:
-        """Ends both threads; what they wait for has come by then, or has failed."""
+        """Ends both threads, once everything that they wait for has arrived or failed."""
         self._arrivals.shutdown()
         self._departures.shutdown()
 

@@ -1,8 +1,8 @@
-"""Requests of one batch to the embedding worker that keeps its ids, made again where that came back without them.
+"""Requests of one batch to the embedding worker that keeps its ids. They are repeated if the worker restarts.
 
-A worker that was killed comes back with nothing. Its ids are sent to it once more by the loader, and the request that it did not
-answer by the trainer: a read has no effect that a second one adds to, and servers apply a push once, by its number. All of it is
-done by a thread, whatever the trainer waits for: others may wait for this one's part of a step.
+A killed worker restarts empty. The loader sends its ids again, and the trainer repeats the request without a reply. A
+repeated read has no further effect, and servers apply a push once, by its number. Other trainers may wait for this
+trainer's part of a step. So a thread does all of this, even while the trainer waits for something else.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from girih.errors import GirihError, Lost
 
 
 class RetryingRequests:
-    """Requests of a batch, one after the other.
+    """Makes the requests of a batch, one after the other.
 
     Args:
-        workers: all of them. sample: which one has the ids, and the number under which it keeps them.
-        again: see :class:`girih.data.batch.Share`; None where a request has its ids with it.
-        pool: does what waits.
+        workers: all workers. sample: the number of the worker that has the ids, and the number under which it keeps
+            them.
+        again: see :class:`girih.data.batch.Share`; None if a request has its ids with it.
+        pool: runs work that waits.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class RetryingRequests:
     def ask(
         self, kind: int, fields: Sequence[int] = (), arrays: Sequence[NDArray[Any]] = (), *, ids: bool = True
     ) -> Future[Frame]:
-        """Asks once the request before is answered; never waits. What is returned raises what the other process raised.
+        """Sends a request once the request before has a reply. Never waits.
+
+        The returned future raises the error of the other process.
 
         Args:
-            fields: behind the number of the sample.
-            ids: whether the worker needs the ids.
+            fields: the integers after the number of the sample.
+            ids: True if the worker needs the ids.
         """
         answered: Future[Frame] = Future()
         before, self._last = self._last, answered
@@ -69,13 +72,13 @@ class RetryingRequests:
         reply.add_done_callback(lambda _: self._on_reply(answered, reply, call, ids))
 
     def _on_reply(self, answered: Future[Frame], reply: Reply, call: Callable[[], Reply], ids: bool) -> None:
-        """Called by the client's thread."""
+        """Handles a reply, in the client's thread."""
         try:
             answered.set_result(answer(reply))
         except Lost as error:
             try:
                 self._pool.submit(self._send_again, answered, call, ids)
-            except RuntimeError:  # the trainer ends
+            except RuntimeError:  # the pool is closed, because the trainer ends
                 answered.set_exception(error)
         except Exception as error:
             answered.set_exception(error)

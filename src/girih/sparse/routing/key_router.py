@@ -1,7 +1,7 @@
-"""Requests of a batch for rows that lie elsewhere, and the way back: the part of a group that needs no store.
+"""The part of a group that needs no store: routes keys to other processes, and pools the rows that come back.
 
-    ids ─► unique keys ─► routed: those of place 0, of place 1, … ─► (elsewhere) ─► values ─► bags
-    gradients of bags ─► gradients of routed keys ─► (elsewhere)
+    ids ─► unique keys ─► routed: keys of process 0, of process 1, … ─► (other processes) ─► values ─► bags
+    gradients of bags ─► gradients of routed keys ─► (other processes)
 
 Shapes: N ids in the batch, U unique keys, P processes, M micro-batches, T tables, W columns of a row.
 """
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.codecs import rows as row_codecs
 from girih.data.batch import Batch
 from girih.kernels.buffers import Buffers
 from girih.sparse.groups.bags import BagPooler
@@ -24,35 +22,32 @@ from girih.sparse.groups.pack import Group
 from girih.sparse.groups.shards import Dedup, GroupKeys, ShardKeys
 
 KeyRequest = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
-"""A message to one place about one group: how many keys of each table each micro-batch is the first to need, int64[M · T];
-the keys; how often each occurs."""
+"""A message to one process about one group: lengths, int64[M · T], the keys, and how often each key occurs.
+
+The lengths count the keys of each table by the first micro-batch that needs them."""
 
 
 @dataclass(frozen=True)
 class RoutedKeys:
-    """One group's unique keys in one batch, routed: those of place 0 first, each place's in the order in which micro-batches
-    first need them, table by table.
+    """One group's unique keys in one batch, in the order in which they are sent.
+
+    The keys of process 0 come first. The keys of a process are in the order in which micro-batches first need them, and
+    by table for each micro-batch.
 
     Attributes:
-        keys: as of one shard, numbered as they are routed; their tables are left out.
-        ends: int64[P, M, T], the number of the first key behind these.
+        keys: the keys as if of one shard, numbered in this order, without their tables.
+        ends: int64[P, M, T], the number of the first key after those of each process, micro-batch and table.
     """
 
     keys: GroupKeys
     ends: NDArray[np.int64]
 
     def bounds(self) -> list[int]:
-        """The number of the first key of each place, and U."""
+        """Returns the number of the first key of each process, and U."""
         return [0, *self.ends[:, -1, -1].tolist()]
 
-    def sizes(self) -> NDArray[np.int64]:
-        """Numbers of keys of each place by the first micro-batch that needs them, int64[P, M]."""
-        ends = self.ends[:, :, -1]
-        sizes: NDArray[np.int64] = np.diff(ends.reshape(-1), prepend=0).reshape(ends.shape)
-        return sizes
-
     def of_place(self, place: int) -> KeyRequest:
-        """Keys that one place is asked for."""
+        """Returns the keys that one process is asked for."""
         first, behind = self.bounds()[place : place + 2]
         (unique,) = self.keys.shards
         lengths = np.diff(self.ends[place].reshape(-1), prepend=first)
@@ -60,10 +55,13 @@ class RoutedKeys:
 
 
 class KeyRouter:
-    """One group, whose shards are elsewhere: the same number in each process, neighbours together.
+    """Finds and routes the keys of one group with shards in other processes.
+
+    Each process has the same number of shards, with consecutive numbers.
 
     Attributes:
-        bags: makes outputs of the rows of routed keys, float32[U, W], and gradients of rows of those of outputs.
+        bags: makes outputs from the rows of routed keys, float32[U, W], and gradients of rows from gradients of
+            outputs.
     """
 
     def __init__(self, group: Group, num_processes: int, shards_each: int) -> None:
@@ -74,10 +72,10 @@ class KeyRouter:
         self._dedup = Dedup(self._buffers)
 
     def ask(self, batch: Batch, parts: Sequence[slice] = (slice(0, 0),)) -> RoutedKeys:
-        """The unique keys of a batch, routed.
+        """Returns the unique keys of a batch, routed.
 
         Args:
-            parts: the micro-batches that it is cut into, where there are several.
+            parts: the micro-batches of the batch, if there are several.
         """
         group, ids = self.group, ids_of(batch, self.group)
         inverse = self._buffers.take(np.int32, len(batch.ids))
@@ -88,41 +86,3 @@ class KeyRouter:
         no_tables, all_keys = np.empty(0, np.int32), np.full(len(group.features), len(keys), np.int64)
         routed = GroupKeys([ShardKeys(keys, no_tables, counts, 0, all_keys)], inverse, ids.sizes[0])
         return RoutedKeys(routed, ends.reshape(self._num_processes, len(parts), -1))
-
-
-_SCALE_HALVES = 2  # a float32 in the place of so many float16
-
-
-@dataclass(frozen=True, slots=True)
-class RowCodec:
-    """Encoding of rows.
-
-    Attributes:
-        float16: each row as float16 with a scale of its own, 2·W + 4 bytes for 4·W; what is lost is bounded by
-            :func:`girih.comm.codecs.rows.shrink`.
-    """
-
-    float16: bool = False
-
-    @property
-    def dtype(self) -> type[np.float16] | type[np.float32]:
-        """The dtype of what travels."""
-        return np.float16 if self.float16 else np.float32
-
-    def width(self, dim: int) -> int:
-        """Numbers of :attr:`dtype` that a packed row of ``dim`` numbers takes."""
-        return dim + _SCALE_HALVES * self.float16
-
-    def pack(self, rows: NDArray[np.float32]) -> NDArray[Any]:
-        """float32[K, W] as it is, or float16[K, W + 2], of which the last two are the bits of the scale."""
-        if not self.float16:
-            return rows
-        halves, scales = row_codecs.shrink(rows)
-        return np.concatenate([halves, scales.view(np.float16)], axis=1)
-
-    def unpack(self, packed: NDArray[Any]) -> NDArray[np.float32]:
-        """Undoes :meth:`pack`: float32[K, W]."""
-        if not self.float16:
-            return packed
-        halves, scales = packed[:, :-_SCALE_HALVES], packed[:, -_SCALE_HALVES:]
-        return row_codecs.grow(halves, np.ascontiguousarray(scales).view(np.float32))

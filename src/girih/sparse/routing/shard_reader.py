@@ -1,6 +1,6 @@
-"""Rows that others ask for: requests of several askers become one read of the shards here, and one update.
+"""Merges the requests of several askers for the shards of this process into one read and one update.
 
-A key that several ask for is read, counted and moved once. Sums are formed in the order of the askers.
+A key that several askers request is read, counted and updated once. Gradients are summed in the order of the askers.
 
 Shapes: K keys of all requests, A askers, T tables, W columns of a row.
 """
@@ -19,16 +19,16 @@ from girih.kernels.buffers import Take
 from girih.kernels.cpu import gradients as gradient_kernels
 from girih.kernels.cpu import pool as pool_kernels
 from girih.kernels.cpu.arrays import sealed
-from girih.sparse.groups.shards import GroupKeys, Ids, Shards, UniqueRows, run_parts
+from girih.sparse.groups.shards import GroupKeys, Ids, Shards, run_parts
 
 
 @dataclass(frozen=True)
 class MergedRequest:
-    """Keys that all askers want together.
+    """The keys of all askers together.
 
     Attributes:
-        ids: the keys, those of the first asker first, each one's table by table.
-        counts: int32[K], how often each occurs.
+        ids: the keys, in the order of askers, and table by table for each asker.
+        counts: int32[K], how often each key occurs.
     """
 
     ids: Ids
@@ -38,13 +38,13 @@ class MergedRequest:
     def of(
         cls, keys: NDArray[np.int64], counts: NDArray[np.int32], lengths: NDArray[np.int64]
     ) -> MergedRequest:
-        """See :meth:`ShardReader.read`."""
+        """Merges keys; for the arguments and errors see :meth:`ShardReader.read`."""
         _check(keys, counts, lengths)
         return cls(_ids_of(keys, lengths), counts)
 
 
 class ShardReader(Shards):
-    """The shards of one group that this process holds, and others ask for."""
+    """The shards of one group that this process holds and that other processes use."""
 
     def read(
         self,
@@ -56,53 +56,49 @@ class ShardReader(Shards):
         train: bool,
         take: Take | None = None,
     ) -> tuple[GroupKeys, NDArray[np.float32]]:
-        """Reads the rows of keys that live here.
+        """Reads the rows of keys that belong to this process.
 
         Args:
-            keys, counts: int64[K], int32[K], those of the first asker first, each one's table by table.
-            lengths: int64[A, T], how many they are.
-            take: gives the memory for the rows; the owner's own where None.
+            keys, counts: int64[K], int32[K], in the order of askers, and table by table for each asker.
+            lengths: int64[A, T], the number of keys of each asker and table.
+            take: allocates memory for the rows; None takes memory of this reader.
 
         Returns:
-            The unique keys, each of them once, and float32[K, W], the row of each key asked for.
+            The unique keys, and float32[K, W], the row of each requested key.
 
         Raises:
-            ConfigError: lengths that are not those of the keys, or a key that belongs elsewhere.
+            ConfigError: the lengths do not fit the keys, or a key belongs to another process.
         """
-        merged_keys, rows = self.look_up(MergedRequest.of(keys, counts, lengths), step, train=train)
+        request = MergedRequest.of(keys, counts, lengths)
+        merged_keys, rows = self.lookup(request.ids, step, train=train, counts=counts)
+        _check_keys(merged_keys, request)
         values = (take or self._buffers.take)(np.float32, len(keys), self.dim)
-        spread(rows, merged_keys, 0, values)
+        pool_kernels.spread(rows.addresses, 0, merged_keys.inverse, 0, values)
         return merged_keys, values
 
     def find_keys(self, request: MergedRequest) -> GroupKeys:
-        """The unique keys of a request, which depend on it alone. Raises as :meth:`read` does."""
-        return _checked_keys(self.find(request.ids, counts=request.counts), request)
-
-    def look_up(
-        self, request: MergedRequest, step: int, *, train: bool, keys: GroupKeys | None = None
-    ) -> tuple[GroupKeys, UniqueRows]:
-        """As :meth:`read`, for rows that are still to be spread.
-
-        Args:
-            keys: the result of :meth:`find_keys`; None calls it now.
-        """
-        read_keys, rows = self.lookup(request.ids, step, train=train, counts=request.counts, keys=keys)
-        return _checked_keys(read_keys, request), rows
+        """Returns the unique keys of a request, without reading rows. Raises the same errors as :meth:`read`."""
+        keys = self.find(request.ids, counts=request.counts)
+        _check_keys(keys, request)
+        return keys
 
     def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> GroupKeys:
-        """As :meth:`read`, for gradients of rows that were read in several requests: no row is read again."""
+        """Returns the unique keys of rows that were read in several requests, for their gradients. Reads no row again.
+
+        See :meth:`read` for the arguments.
+        """
         return self.find(_ids_of(keys, lengths))
 
     def sum_gradients(
         self, keys: GroupKeys, gradients: Sequence[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float32], str | None]:
-        """Sums what several askers have for one key.
+        """Sums the gradients of several askers for each key.
 
         Args:
-            gradients: each asker's, float32[·, W], in the order of the keys it asked for.
+            gradients: float32[·, W] of each asker, in the order of the asker's keys.
 
         Returns:
-            What :meth:`apply` takes, and a table with a gradient that is not finite, or None.
+            The gradients for :meth:`apply`, and a table with a gradient that is not finite, or None.
         """
         shards = keys.shards
         totals = self._buffers.take(np.float32, keys.end, self.dim)
@@ -122,21 +118,15 @@ class ShardReader(Shards):
         return totals, self.stores[0].spec.tables[shard.tables[bad - shard.first]].name
 
 
-def spread(rows: UniqueRows, keys: GroupKeys, start: int, out: NDArray[np.float32]) -> None:
-    """Copies the rows of the keys asked for, from a number on: float32[·, W]."""
-    pool_kernels.spread(rows.addresses, 0, keys.inverse, start, out)
-
-
-def _checked_keys(keys: GroupKeys, request: MergedRequest) -> GroupKeys:
+def _check_keys(keys: GroupKeys, request: MergedRequest) -> None:
     if len(keys.inverse) and keys.inverse.min() < 0:
         raise ConfigError(
-            f"key {request.ids.ids[keys.inverse.argmin()]} belongs to another process; do all have one number of shards?"
+            f"key {request.ids.ids[keys.inverse.argmin()]} belongs to another process; do all processes have the same number of shards?"
         )
-    return keys
 
 
 def _ids_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ids:
-    """The keys of all askers, those of one table side by side."""
+    """Returns the keys of all askers, with the keys of each table side by side."""
     num_askers, num_tables = lengths.shape
     offsets = np.zeros(num_askers * num_tables + 1, np.int32)
     np.cumsum(lengths.reshape(-1), out=offsets[1:])
@@ -151,11 +141,11 @@ def _ids_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ids:
 
 
 def _check(keys: NDArray[np.int64], counts: NDArray[np.int32], lengths: NDArray[np.int64]) -> None:
-    """Kernels do not check bounds."""
+    """Checks a request, because kernels do not check bounds."""
     sums_up = not (lengths < 0).any() and lengths.sum() == len(keys) == len(counts)
     kinds = [array.dtype.name for array in (keys, counts, lengths)]
     if not sums_up or kinds != ["int64", "int32", "int64"]:
         raise ConfigError(
             f"keys {keys.dtype}[{len(keys)}], counts {counts.dtype}[{len(counts)}] and lengths {lengths.dtype} of"
-            f" {lengths.sum()} keys; expected int64, int32 and int64 of as many"
+            f" {lengths.sum()} keys; expected int64, int32 and int64, all for the same number of keys"
         )
