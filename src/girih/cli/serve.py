@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from girih.cli import cli
+from girih.cli import cli, note
 from girih.cli.words import MODEL, PATH
 from girih.config.user_code import reference
 from girih.errors import ConfigError
@@ -59,34 +59,28 @@ def serve_command(
 ) -> int:
     """Answer requests for predictions by HTTP: Open Inference Protocol v2."""
     options = ServeOptions(model=None if model_class is None else reference(model_class), **numbers)
-
-    def notify(line: str) -> None:
-        click.echo(line, err=True)
-
     if cache is not None and not follow:
         raise ConfigError("--cache: is for --follow; leave it out")
     if model_class is not None and (Path(model) / NAME).is_file():
         raise ConfigError(f"--model: {model} is an export, which needs no class; leave it out")
     if follow:
-        _follow(model, cache, name or model_name(model), options, notify)
-        return 0
-    with exported(model, model_name(model), notify, options.model) as directory:
-        serve(directory, name or Signature.read(directory).name, options, _ready, notify)
+        _follow(model, cache, name or model_name(model), options)
+    else:
+        with exported(model, model_name(model), note, options.model) as directory:
+            serve(directory, name or Signature.read(directory).name, options, _ready, note)
     return 0
 
 
-def _follow(
-    model: str, cache: Path | None, name: str, options: ServeOptions, notify: Callable[[str], None]
-) -> None:
+def _follow(model: str, cache: Path | None, name: str, options: ServeOptions) -> None:
     """Serves the newest version that a run publishes."""
     require_packages()
     log = find_log(model)
     with contextlib.ExitStack() as closing:
         if cache is None:
             cache = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="girih-follow-")))
-        notify(f"following {log.root}")
-        closing.enter_context(Following(log, cache.absolute(), notify))
-        serve(cache, name, options, _ready, notify, follow=True)
+        note(f"following {log.root}")
+        closing.enter_context(Following(log, cache.absolute(), note))
+        serve(cache, name, options, _ready, note, follow=True)
 
 
 def _ready(line: str) -> None:
