@@ -166,6 +166,13 @@ def test_a_run_without_a_checkpoint(trained, command):
     assert line == f"{trained / 'run'}: holds no complete checkpoint; train first, or name another directory"
 
 
+def test_serve_names_the_option_for_a_published_log(site):
+    (site / "pub").mkdir()
+    (site / "pub" / "head.json").touch()
+    line = site.refusal("serve", site / "pub")
+    assert line == f"{site / 'pub'}: is a published log; add --follow, which serves its newest version"
+
+
 TORCH_ERROR = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes.")
 
 

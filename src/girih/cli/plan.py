@@ -37,12 +37,9 @@ GBIT = 1e9 / 8  # bytes
 @MODEL
 @click.option("--out", metavar="FILE", type=PATH, help="Write the plan there instead.")
 @click.option(
-    "--calibration",
-    "calibrated",
-    metavar="FILE",
-    type=PATH,
+    "--calibration", "calibrated", metavar="FILE", type=PATH,
     help="Predict times, and samples/s of every strategy, by a file of girih calibrate.",
-)
+)  # fmt: skip
 @click.option(
     "--machines",
     type=click.IntRange(1),

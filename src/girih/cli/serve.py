@@ -6,15 +6,17 @@ import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from girih.checkpoint import Storage
 from girih.cli import cli, note
-from girih.cli.words import MODEL, PATH
+from girih.cli.words import MODEL, PATH, Callback
 from girih.config.user_code import reference
 from girih.errors import ConfigError
 from girih.publishing.log import find_log
+from girih.publishing.manifest import HEAD
 from girih.serving.cached import exported, model_name
 from girih.serving.following import Following
 from girih.serving.limits import HOST, PORT, ServeOptions
@@ -22,10 +24,9 @@ from girih.serving.server import require_packages, serve
 from girih.serving.signature import NAME, Signature
 
 _DEFAULT = ServeOptions()
-Command = TypeVar("Command", bound=Callable[..., object])
 
 
-def _number(name: str, help: str) -> Callable[[Command], Command]:
+def _number(name: str, help: str) -> Callable[[Callback], Callback]:
     """Makes a numeric option of :class:`ServeOptions`."""
     default = getattr(_DEFAULT, name.removeprefix("--").replace("-", "_"))
     return click.option(name, metavar="N", type=type(default), default=default, show_default=True, help=help)
@@ -65,6 +66,8 @@ def serve_command(
         raise ConfigError(f"--model: {model} is an export, which needs no class; leave it out")
     if follow:
         _follow(model, cache, name or model_name(model), options)
+    elif (Storage.at(model) / HEAD).exists():
+        raise ConfigError(f"{model}: is a published log; add --follow, which serves its newest version")
     else:
         with exported(model, model_name(model), note, options.model) as directory:
             serve(directory, name or Signature.read(directory).name, options, _ready, note)
