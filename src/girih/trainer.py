@@ -181,7 +181,7 @@ class _Predictor(_RunView):
         """
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
-            session, normalization = self._run.scoring.opened()
+            session, normalization = self._run.scoring.ready()
             yield from evaluation.predictions(data, session, normalization, self.schema.labels.losses)
 
     def predict(self, data: Dataset) -> NDArray[np.float32]:
@@ -201,7 +201,7 @@ class _Predictor(_RunView):
         """
         expect_data("data", data, self.schema, labels=False)
         with self._cluster.explaining():
-            outputs = evaluation.outputs_of(data, *self._run.scoring.opened())
+            outputs = evaluation.outputs_of(data, *self._run.scoring.ready())
             parts = [output.numpy() for _, output in outputs]
         if not parts:
             raise ConfigError("outputs: the data have no examples")

@@ -166,6 +166,32 @@ def test_a_run_without_a_checkpoint(trained, command):
     assert line == f"{trained / 'run'}: holds no complete checkpoint; train first, or name another directory"
 
 
+def test_serve_names_the_option_for_a_published_log(site):
+    (site / "pub").mkdir()
+    (site / "pub" / "head.json").touch()
+    line = site.refusal("serve", site / "pub")
+    assert line == f"{site / 'pub'}: is a published log; add --follow, which serves its newest version"
+
+
+TORCH_ERROR = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes.")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), MemoryError("Unable to allocate 2 GiB"), TORCH_ERROR], ids=str
+)
+def test_a_run_that_memory_has_no_room_for(site, monkeypatch, error):
+    def fail(*words, **options):
+        raise error
+
+    monkeypatch.setattr("girih.trainer.Trainer.fit", fail)
+    line = site.refusal_after_writing("train", site.config_file, "--run", site / "run")
+    assert (site / "run").exists() == (error is TORCH_ERROR)
+    assert line == (
+        f"out of memory: {str(error) or 'an allocation failed'}; lower dim or data.batch_size, give tables an eviction with"
+        " max_rows, or set store.tiers"
+    )
+
+
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
 def test_a_summary_whose_checkpoint_is_gone(trained, command):
     shutil.rmtree(trained / "run" / "checkpoints" / "step-00000010")

@@ -20,7 +20,7 @@ from girih.dense.halves.allreduced import AllReducedReplica
 from girih.dense.halves.replica import Replica
 from girih.errors import ConfigError
 from girih.models.embeddings import Jagged
-from support.dense_suite import SLICES, CountingDeepFM, case, dense_schema, dense_spec
+from support.dense_suite import SLICES, CountingDeepFM, case, dense_schema, dense_spec, in_parts
 from support.votes import apply
 
 # of torch's own tracing of autograd functions
@@ -82,11 +82,8 @@ def test_dlrm_and_micro_batches(graphs):
         return Replica(replace(dense_spec(), module=model, compile=compile))
 
     def parts(half):
-        one, computed = case(0), None
-        for examples in SLICES:
-            embeddings = one.embeddings(examples)
-            computed = half.compute(one.part(examples), embeddings, computed, last=examples is SLICES[-1])
-        apply(computed)
+        one = case(0)
+        apply(in_parts(half, one, [one.embeddings(examples) for examples in SLICES]))
         return list(half.module.state_dict().values())
 
     torch.testing.assert_close(parts(made(compile=True)), parts(made(compile=False)))

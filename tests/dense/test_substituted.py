@@ -48,7 +48,7 @@ def refused(half, one, *, spoiled, parts):
     try:
         computed = half.compute(one.batch, embeddings, last=parts == 1)
         if parts == 2:
-            computed = half.compute(one.batch, one.embeddings(), computed)
+            computed = computed.add(one.batch, one.embeddings(), last=True)
     except NonFiniteError as error:
         return f"raised: {error}"
     return str(apply(computed).facts().refused or "applied")

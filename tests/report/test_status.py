@@ -41,6 +41,11 @@ def test_a_run_that_has_ended_is_its_summary_and_one_without_is_told_to_go_on(tm
     record = {"step": 50, "loss": 0.625, "samples_per_s": 10.0}
     lines = [json.dumps(record), json.dumps({"step": 50, "split": "valid"}), '{"step": 5']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert cli.run(["status", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "there is no checkpoint to go on from: train again, in another directory" in out
+    assert "--resume" not in out
+    (tmp_path / "checkpoints" / "step-00000050").mkdir(parents=True)
     assert cli.run(["status", str(tmp_path)]) == 0  # a program's own run has no config
     assert f"go on with: a program that calls trainer.load({str(tmp_path)!r})" in capsys.readouterr().out
     (tmp_path / "config.toml").write_text("")

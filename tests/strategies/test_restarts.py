@@ -65,6 +65,7 @@ def ended(running, restarts, role=ROLE):
     reported = running.ends(0)
     assert reported.count("it came back") == restarts, reported
     assert "Traceback" not in reported
+    assert all(0 < int(share) <= 100 for share in re.findall(r"(-?\d+)% of the ids", reported))
     summary = json.loads((running.run / "summary.json").read_text())
     assert summary["restarts"] == ({role: restarts} if restarts else {})
     assert summary["steps"] == STEPS

@@ -1,5 +1,7 @@
 """Ids and unseen shares of features over several evaluations of one trainer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
@@ -54,3 +56,26 @@ def test_without_an_evaluation_no_share_is_known():
     with girih.Trainer(girih.models.FM(SCHEMA)) as trainer:
         trainer.fit(train)
         assert shares(trainer) == {"user": (0, None), "items": (0, None)}
+
+
+def test_an_evaluation_during_which_a_process_restarts_has_no_shares(caplog):
+    """The counters of the process begin at 0 again, so differences of counters mean nothing."""
+    train = dataset(0, 10**6)
+    incarnations = [0, 1, 1, 1]
+
+    def stats_of_another(**options):
+        stats = stats_of_trainer(**options)
+        process = {"gauges": {"incarnation": incarnations[0]}}
+        counts = {"peeks": 1, "absent": 1} if incarnations.pop(0) else {}
+        return replace(stats, store={**stats.store, **counts}, processes={"embedding-server 0": process})
+
+    with girih.Trainer(girih.models.FM(SCHEMA)) as trainer:
+        trainer.fit(train)
+        trainer.evaluate(train)
+        stats_of_trainer, trainer.sparse.stats = trainer.sparse.stats, stats_of_another
+        trainer.evaluate(train)
+        features = trainer._run.scoring.features
+        trainer.evaluate(train)
+        assert not [line for line in caplog.messages if "have no row" in line]
+        assert features == {}
+        assert trainer._run.scoring.features["evaluated.user"] == ROWS

@@ -100,6 +100,11 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
+def note(line: str) -> None:
+    """Writes a line to standard error."""
+    click.echo(line, err=True)
+
+
 @click.group(
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
@@ -132,17 +137,20 @@ def run(arguments: Sequence[str] | None = None, *, own_process: bool = False) ->
     except click.exceptions.Abort:
         return 130
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        note(error.format_message())
         return 2
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
-    except UserError as error:
-        return _fail(str(error), 2)
     except GirihError as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), 2 if isinstance(error, UserError) else 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "DefaultCPUAllocator" not in str(error):  # torch's error
+            raise
+        remedy = "lower dim or data.batch_size, give tables an eviction with max_rows, or set store.tiers"
+        return _fail(f"out of memory: {str(error) or 'an allocation failed'}; {remedy}", 2)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _fail(
@@ -156,5 +164,5 @@ def run(arguments: Sequence[str] | None = None, *, own_process: bool = False) ->
 
 
 def _fail(message: str, status: int) -> int:
-    click.echo(f"girih: {' '.join(message.split())}", err=True)
+    note(f"girih: {' '.join(message.split())}")
     return status

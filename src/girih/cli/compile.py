@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from girih.cli import cli
+from girih.cli import cli, note
 from girih.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def compile_kernels(everything: bool) -> int:
     if CACHE_DIRECTORY is None:
         raise ConfigError(f"compile: nothing was compiled: {CACHE_WARNING}")
     names = list(KERNELS) if everything else ahead.usual()
-    seconds = ahead.make_ready(names, lambda line: click.echo(f"girih: {line}", err=True))
+    seconds = ahead.make_ready(names, lambda line: note(f"girih: {line}"))
     num_kept = sum(map(ahead.is_kept, names))
     click.echo(f"{num_kept} of {len(names)} kernels in {CACHE_DIRECTORY}, compiled in {seconds:.1f} s")
     return 0 if num_kept == len(names) else 1

@@ -16,7 +16,7 @@ from girih.app.run_config import RunConfig
 from girih.checkpoint import Manifest, Storage
 from girih.checkpoint.prune import PruneRule
 from girih.checkpoint.prune import prune as write_pruned
-from girih.cli import cli
+from girih.cli import cli, note
 from girih.cli.out import CSV, PARQUET, check_out, write_rows
 from girih.cli.show import metrics_table, show_skipped
 from girih.cli.words import FORMAT, MODEL, PATH, RUN_OR_CHECKPOINT
@@ -38,7 +38,7 @@ def final_checkpoint(run: str | Path) -> Storage:
     """Returns the checkpoint with the final weights of a run, or its best or latest checkpoint with a message."""
     place, final = final_weights(run)
     if not final:
-        click.echo(f"{run}: not finished; using {place.name}", err=True)
+        note(f"{run}: not finished; using {place.name}")
     return place
 
 
@@ -124,7 +124,7 @@ def _predicted(batch: Batch, probabilities: np.ndarray, names: list[str]) -> pa.
 def export_command(run: str, out: Path, name: str | None, model_class: str | None) -> int:
     """Write a run's final model to a self-contained directory for servers."""
     opened = open_model(run, model_class)
-    signature = export(opened, out, name or model_name(run), lambda line: click.echo(line, err=True))
+    signature = export(opened, out, name or model_name(run), note)
     num_bytes = sum(file.bytes for file in signature.files)
     num_rows = sum(file.rows for files in signature.rows for file in files)
     click.echo(

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from girih.app.rank_strategies import StrategyEstimate, choose, offers
 from girih.app.run_config import RunConfig
-from girih.cli import cli
+from girih.cli import cli, note
 from girih.cli.words import MODEL, PATH, config_options
 from girih.config.user_code import naming
 from girih.errors import ConfigError
@@ -37,12 +37,9 @@ GBIT = 1e9 / 8  # bytes
 @MODEL
 @click.option("--out", metavar="FILE", type=PATH, help="Write the plan there instead.")
 @click.option(
-    "--calibration",
-    "calibrated",
-    metavar="FILE",
-    type=PATH,
+    "--calibration", "calibrated", metavar="FILE", type=PATH,
     help="Predict times, and samples/s of every strategy, by a file of girih calibrate.",
-)
+)  # fmt: skip
 @click.option(
     "--machines",
     type=click.IntRange(1),
@@ -95,15 +92,15 @@ def plan(
     else:
         write_whole(out, text + "\n")
     roles = ", ".join(f"{count} × {role}" for role, count in decided.roles.items())
-    click.echo(f"{decided.strategy}: {roles}", err=True)
+    note(f"{decided.strategy}: {roles}")
     for line in tier_lines(settings, decided):
-        click.echo(line, err=True)
+        note(line)
     sent = decided.predicted.get("bytes", {})
     if total := decided.predicted.get("bytes_per_step"):
         kinds = ", ".join(f"{kind} {size(count)}" for kind, count in sent.items() if count)
-        click.echo(f"each step sends {size(total)} per trainer: {kinds}", err=True)
+        note(f"each step sends {size(total)} per trainer: {kinds}")
     if chosen := decided.predicted.get("wire"):
-        click.echo(f"between trainers and group servers: {chosen['why']}", err=True)
+        note(f"between trainers and group servers: {chosen['why']}")
     _show_groups(decided)
     if calibration is not None:
         _show_times(decided, calibration, calibrated)
@@ -112,7 +109,7 @@ def plan(
         tagged_table(net.graph, net.tagged)
         if picture is not None:
             write_whole(picture, drawn(net.graph, net.tagged))
-            click.echo(f"operators are drawn in {picture}", err=True)
+            note(f"operators are drawn in {picture}")
     return 0
 
 
@@ -163,32 +160,30 @@ def _show_groups(decided: Plan) -> None:
         tables = "1 table" if len(group["tables"]) == 1 else f"{len(group['tables'])} tables"
         shown.append(f"{group['name']} ({tables}, {volumes.get(group['name'], 0):,} numbers per step)")
     more = f" and {len(decided.groups) - MOST_GROUPS} more" if len(decided.groups) > MOST_GROUPS else ""
-    click.echo(f"groups of tables: {', '.join(shown)}{more}", err=True)
+    note(f"groups of tables: {', '.join(shown)}{more}")
     interleaved = decided.predicted.get("interleaving")
     if interleaved is not None:
         sizes = ", ".join(f"{volume:,}" for volume in interleaved["volumes"])
-        click.echo(
-            f"interleaving groups of {sizes} numbers per step, {interleaved['why']}; see schedule.interleaving",
-            err=True,
+        note(
+            f"interleaving groups of {sizes} numbers per step, {interleaved['why']}; see schedule.interleaving"
         )
     if cut := decided.predicted.get("micro_batches"):
         number = decided.schedule["micro_batches"]
-        click.echo(f"micro-batches: {number} ({cut['why']}); see schedule.micro_batches", err=True)
+        note(f"micro-batches: {number} ({cut['why']}); see schedule.micro_batches")
     if ahead := decided.schedule.get("excluded"):
-        click.echo(f"ahead of all others: {', '.join(ahead)}", err=True)
+        note(f"ahead of all others: {', '.join(ahead)}")
 
 
 def _show_times(decided: Plan, calibration: Calibration, file: Path | None) -> None:
     total = decided.predicted.get("communication_ms_per_step")
     if total is None:
-        click.echo(f"no communication time is predicted for {decided.strategy} with these options", err=True)
+        note(f"no communication time is predicted for {decided.strategy} with these options")
         return
     kinds = decided.predicted["communication_ms"].items()
     shown = ", ".join(f"{kind} {ms:.3g}" for kind, ms in kinds if ms)
-    click.echo(
+    note(
         f"a step's communication takes {total:.3g} ms if nothing overlaps it: {shown or 'nothing is sent'}"
-        f" (predicted from {file}, measured by {calibration.trainers} trainers)",
-        err=True,
+        f" (predicted from {file}, measured by {calibration.trainers} trainers)"
     )
 
 

@@ -29,12 +29,11 @@ def published(address: str, back_to: int | None, newest: bool) -> int:
         click.echo(
             f"{log.root}: servers go to version {back_to} and stay there until: girih published {address} --newest"
         )
-        return 0
-    if newest:
+    elif newest:
         log.go_on()
         click.echo(f"{log.root}: servers follow the newest version")
-        return 0
-    _show(log)
+    else:
+        _show(log)
     return 0
 
 

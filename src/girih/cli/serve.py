@@ -6,15 +6,17 @@ import contextlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from girih.cli import cli
-from girih.cli.words import MODEL, PATH
+from girih.checkpoint import Storage
+from girih.cli import cli, note
+from girih.cli.words import MODEL, PATH, Callback
 from girih.config.user_code import reference
 from girih.errors import ConfigError
 from girih.publishing.log import find_log
+from girih.publishing.manifest import HEAD
 from girih.serving.cached import exported, model_name
 from girih.serving.following import Following
 from girih.serving.limits import HOST, PORT, ServeOptions
@@ -22,10 +24,9 @@ from girih.serving.server import require_packages, serve
 from girih.serving.signature import NAME, Signature
 
 _DEFAULT = ServeOptions()
-Command = TypeVar("Command", bound=Callable[..., object])
 
 
-def _number(name: str, help: str) -> Callable[[Command], Command]:
+def _number(name: str, help: str) -> Callable[[Callback], Callback]:
     """Makes a numeric option of :class:`ServeOptions`."""
     default = getattr(_DEFAULT, name.removeprefix("--").replace("-", "_"))
     return click.option(name, metavar="N", type=type(default), default=default, show_default=True, help=help)
@@ -59,34 +60,30 @@ def serve_command(
 ) -> int:
     """Answer requests for predictions by HTTP: Open Inference Protocol v2."""
     options = ServeOptions(model=None if model_class is None else reference(model_class), **numbers)
-
-    def notify(line: str) -> None:
-        click.echo(line, err=True)
-
     if cache is not None and not follow:
         raise ConfigError("--cache: is for --follow; leave it out")
     if model_class is not None and (Path(model) / NAME).is_file():
         raise ConfigError(f"--model: {model} is an export, which needs no class; leave it out")
     if follow:
-        _follow(model, cache, name or model_name(model), options, notify)
-        return 0
-    with exported(model, model_name(model), notify, options.model) as directory:
-        serve(directory, name or Signature.read(directory).name, options, _ready, notify)
+        _follow(model, cache, name or model_name(model), options)
+    elif (Storage.at(model) / HEAD).exists():
+        raise ConfigError(f"{model}: is a published log; add --follow, which serves its newest version")
+    else:
+        with exported(model, model_name(model), note, options.model) as directory:
+            serve(directory, name or Signature.read(directory).name, options, _ready, note)
     return 0
 
 
-def _follow(
-    model: str, cache: Path | None, name: str, options: ServeOptions, notify: Callable[[str], None]
-) -> None:
+def _follow(model: str, cache: Path | None, name: str, options: ServeOptions) -> None:
     """Serves the newest version that a run publishes."""
     require_packages()
     log = find_log(model)
     with contextlib.ExitStack() as closing:
         if cache is None:
             cache = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="girih-follow-")))
-        notify(f"following {log.root}")
-        closing.enter_context(Following(log, cache.absolute(), notify))
-        serve(cache, name, options, _ready, notify, follow=True)
+        note(f"following {log.root}")
+        closing.enter_context(Following(log, cache.absolute(), note))
+        serve(cache, name, options, _ready, note, follow=True)
 
 
 def _ready(line: str) -> None:

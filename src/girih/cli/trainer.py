@@ -16,6 +16,7 @@ from rich.console import Console
 from girih import checkpoint, config
 from girih.app.run_config import RunConfig
 from girih.checkpoint import Storage
+from girih.cli import note
 from girih.cli.show import results, show_skipped
 from girih.cluster.cluster import Cluster
 from girih.cluster.launch import handle_signals
@@ -77,12 +78,12 @@ def train(
         init = None if init_from is None or newest is not None else final_weights(init_from)[0]
         why = None if newest is None else _finished_because(newest, run_path, settings)
         if resume and newest is None:
-            click.echo(f"nothing to resume in {run_path}; starting afresh", err=True)
+            note(f"nothing to resume in {run_path}; starting afresh")
         with joined(settings.strategy, settings.cluster).running() as cluster:
             if cluster.ranks.broadcast(beginning(newest, init) if why is None else None) is None:
                 click.echo(f"{run_path}: this run is finished ({why}); nothing to do")
                 if others := other_options(run, settings):
-                    click.echo(f"other options, without effect on a finished run: {others}", err=True)
+                    note(f"other options, without effect on a finished run: {others}")
                 return 0
             with _logging(cluster, run_path) if own_process else nullcontext():
                 return _train(settings, datasets, run, newest, cluster, init)

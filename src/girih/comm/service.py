@@ -157,7 +157,8 @@ class Service:
         self._methods = {int(verb): method for verb, method in methods if method is not None}
         self._pool = closing.enter_context(ThreadPoolExecutor(self.num_threads, "girih-serve"))
         self._num_waiting, self._counting = 0, threading.Lock()
-        self.stats.watch(self._live)
+        self.stats.gauges["incarnation"] = self.incarnation
+        self.stats.watch(lambda: {"queues": {"requests": self._num_waiting}})
 
     def handle(self, request: Request) -> None:
         """Accepts a request."""
@@ -191,9 +192,6 @@ class Service:
     def _count_waiting(self, change: int) -> None:
         with self._counting:
             self._num_waiting += change
-
-    def _live(self) -> dict[str, Any]:
-        return {"queues": {"requests": self._num_waiting}}
 
     def on_stats(self, request: Request) -> None:
         """Answers with the statistics of the process."""

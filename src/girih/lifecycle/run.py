@@ -439,7 +439,6 @@ class TrainingRun(OpenRun):
         self.plan = self.planning.priced(self.plan, self.strategy)
         if self._log is not None:
             self._log.first_steps = FirstSteps(since=step)
-        self.scoring.forget()
         self.rescaling.done(scaling)
         self.ranks.end_pause()
 

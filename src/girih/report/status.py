@@ -179,30 +179,35 @@ SAID = {
 
 def status_screen(status: RunStatus, width: int) -> RenderableType:
     """Makes the screen for a result of :func:`girih.report.status.status_of`, with the columns that fit ``width``."""
-    shown: list[RenderableType] = [_line(f"{status['run']}: {_headline(status)}")]
-    if status["processes"]:
-        shown.append(_table(status, width))
+    lines = []
     if (busiest := status["bottleneck"]) is not None:
         name = f"{busiest['role']} {busiest['index']}"
-        shown.append(_line(f"bottleneck: {name}, which works {percent(busiest['busy'])} of the time"))
+        lines.append(f"bottleneck: {name}, which works {percent(busiest['busy'])} of the time")
     elif status["totals"]["samples_per_s"]:
-        shown.append(_line(f"bottleneck: none; no process works {percent(BOTTLENECK)} of the time"))
+        lines.append(f"bottleneck: none; no process works {percent(BOTTLENECK)} of the time")
     if status["cores"]["full"] and status["totals"]["samples_per_s"]:
         there = count(status["cores"]["there"])
-        shown.append(
-            _line(f"all cores of this host ({there}) are in use: more processes would have to share them")
-        )
-    missing = [p for p in status["processes"] if p["state"] != "running"]
-    for process in missing if status["state"] != "killed" else ():
-        why = f"silent for {duration(process['silent_s'])}" if process["state"] == "silent" else "gone"
-        shown.append(_line(f"{process['role']} {process['index']} (process {process['pid']}) is {why}"))
+        lines.append(f"all cores of this host ({there}) are in use: more processes would have to share them")
+    for process in () if status["state"] == "killed" else status["processes"]:
+        if process["state"] != "running":
+            why = f"silent for {duration(process['silent_s'])}" if process["state"] == "silent" else "gone"
+            lines.append(f"{process['role']} {process['index']} (process {process['pid']}) is {why}")
     if status["state"] in ("killed", "stopped"):
-        run = status["run"]
-        again = f"girih train {run}/config.toml --run {run} --resume"
-        if not Path(run, "config.toml").exists():
-            again = f"a program that calls trainer.load({run!r}) before fit"
-        shown.append(_line(f"go on with: {again}"))
-    return Group(*shown)
+        lines.append(_way_on(status["run"]))
+    table = [_table(status, width)] if status["processes"] else []
+    return Group(_line(f"{status['run']}: {_headline(status)}"), *table, *map(_line, lines))
+
+
+def _way_on(run: str) -> str:
+    from girih.checkpoint import find  # loads numba
+
+    try:
+        find(run)
+    except UserError:
+        return "there is no checkpoint to go on from: train again, in another directory"
+    if not Path(run, "config.toml").exists():
+        return f"go on with: a program that calls trainer.load({run!r}) before fit"
+    return f"go on with: girih train {run}/config.toml --run {run} --resume"
 
 
 def _line(text: str) -> Text:
@@ -257,10 +262,6 @@ def _staleness(process: Mapping[str, object]) -> str:
     return f"{process['staleness_mean']:.1f} ≤ {process['staleness_max']}"
 
 
-def _cores(cores: object) -> str:
-    return f"{cores:.2f}" if is_number(cores) else DASH
-
-
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "role": lambda process: f"{process['role']} {process['index']}",
     "pid": lambda process: str(process["pid"]),
@@ -273,7 +274,7 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "queue": lambda process: " ".join(f"{name} {n}" for name, n in process["queues"].items()) or DASH,
     "rows": lambda process: short(process["rows"]),
     "memory": lambda process: size(process["rss_bytes"]),
-    "cores": lambda process: _cores(process["cpu_cores"]),
+    "cores": lambda process: f"{cores:.2f}" if is_number(cores := process["cpu_cores"]) else DASH,
     "busy": lambda process: percent(process["busy"]),
     "lost": lambda process: count(process["lost_updates"]),
 }

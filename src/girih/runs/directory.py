@@ -154,7 +154,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             self._lock.close()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UserError):
+        if isinstance(error, UserError | MemoryError):
             self._clear()
         self.close()
 
@@ -170,15 +170,15 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             file.unlink(missing_ok=True)
 
     def _clear(self) -> None:
-        """Restores the directory to its earlier state after a mistake that was found before training."""
+        """Restores the directory to its earlier state after a mistake, or a lack of memory, before training."""
         left = set(os.listdir(self.path))
         if not self._was_empty or not left <= BEFORE_TRAINING or _any_file(self.path / "checkpoints"):
             return
-        for name in left:
-            if (self.path / name).is_dir():
-                shutil.rmtree(self.path / name, ignore_errors=True)
+        for path in map(self.path.joinpath, left):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                (self.path / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         self._unmake()
 
     def _unmake(self) -> None:

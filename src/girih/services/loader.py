@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -284,6 +283,7 @@ class Loader(Service):
         self._dispatching = threading.Lock()
         closing.callback(self._end_passes)
         super().open(closing)
+        self.stats.watch(lambda: {"queues": {"shares": self._num_ready()}, **calls_of(self._clients)})
 
     def _end_passes(self) -> None:
         for (_, trainer), begun in self._passes.items():
@@ -374,9 +374,8 @@ class Loader(Service):
                 f" {', '.join(map(str, self.trainers))}"
             )
 
-    def _live(self) -> dict[str, Any]:
-        ready = sum(open_pass.num_ready() for open_pass in set(self._passes.copy().values()))
-        return {"queues": super()._live()["queues"] | {"shares": ready}, **calls_of(self._clients)}
+    def _num_ready(self) -> int:
+        return sum(open_pass.num_ready() for open_pass in set(self._passes.copy().values()))
 
 
 def _where(begin: object) -> tuple[int, Position | None]:

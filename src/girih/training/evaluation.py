@@ -86,21 +86,10 @@ class Scoring:
         labels: Labels,
         notes: Notes,
     ) -> None:
-        self._ready, self._ranks, self._options = ready, ranks, options
+        self.ready, self._ranks, self._options = ready, ranks, options
         self._labels, self._notes = labels, notes
-        self._read: SparseStats | None = None
-        """Statistics after the last evaluation. None before it, or if rows were read since then without training."""
         self.features: Mapping[str, int] = {}
         """The ids of each feature in the last evaluation; see :class:`girih.sparse.groups.group.FeatureCounts`."""
-
-    def forget(self) -> None:
-        """Resets the statistics, because the store's counters restart."""
-        self._read = None
-
-    def opened(self) -> tuple[Session, NormalizationStats]:
-        """Returns the inputs of :func:`predictions` and :func:`outputs_of`, between two evaluations."""
-        self.forget()
-        return self._ready()
 
     def score(self, data: Dataset) -> Scores | None:
         """Scores a dataset. Each trainer scores its share. After a request to stop, ends with the examples so far.
@@ -111,16 +100,17 @@ class Scoring:
         Raises:
             NonFiniteError: a prediction of a trainer is NaN or infinite. All trainers raise it.
         """
-        session, normalization = self._ready()
-        before, self._read = self._read, None
-        if before is None:
-            before = session.sparse.stats()
+        session, normalization = self.ready()
+        before = session.sparse.stats()
         session.sync()
         self._ranks.barrier()
         scores = self._gathered(self._score_share(data, session, normalization))
-        self._read = after = session.sparse.stats()
-        self._notes.evaluation(data.addresses[0], scores, before.store, after.store)
-        self.features = {name: max(0, n - before.features.get(name, 0)) for name, n in after.features.items()}
+        after = session.sparse.stats()
+        self.features, peeks, absent = {}, 0, 0
+        if _incarnations(before) == _incarnations(after):  # counters of a restarted process begin at 0
+            self.features = {name: n - before.features.get(name, 0) for name, n in after.features.items()}
+            peeks, absent = (after.store.get(n, 0) - before.store.get(n, 0) for n in ("peeks", "absent"))
+        self._notes.evaluation(data.addresses[0], scores, peeks, absent if after.store.get("rows") else 0)
         return scores
 
     def _score_share(self, data: Dataset, session: Session, normalization: NormalizationStats) -> Scores:
@@ -167,6 +157,11 @@ class Scoring:
             raise KeyboardInterrupt
         local_metrics = None if scores is None else self.result(scores).as_dict()
         return Metrics.from_dict(self._ranks.broadcast(local_metrics))
+
+
+def _incarnations(stats: SparseStats) -> dict[str, float]:
+    """Returns the incarnation of each process behind a sparse half."""
+    return {name: each["gauges"]["incarnation"] for name, each in stats.processes.items()}
 
 
 class ProgressiveValidation:

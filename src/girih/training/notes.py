@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,14 +72,12 @@ class Notes:
             "train", f"all {num_examples:,} training examples{owner}", low, high, "there is nothing to learn"
         )
 
-    def evaluation(
-        self, data: str, scores: Scores | None, before: Mapping[str, int], after: Mapping[str, int]
-    ) -> None:
+    def evaluation(self, data: str, scores: Scores | None, peeks: int, absent: int) -> None:
         """Notes if a label never changes in some data, or if many of its ids have no row.
 
         Args:
             data: the path of its first file.
-            before, after: the counters of the store before and after the evaluation.
+            peeks: keys that the evaluation looked up; 0 if unknown. absent: how many of them had no row.
         """
         if scores is None or not scores.num_examples:
             return
@@ -88,8 +86,7 @@ class Notes:
         self._constant(
             data, f"all {scores.num_examples:,} examples of {data}", low, high, "AUC is not defined"
         )
-        peeks, absent = (after.get(name, 0) - before.get(name, 0) for name in ("peeks", "absent"))
-        if absent > MANY_ABSENT * peeks and after.get("rows", 0):
+        if absent > MANY_ABSENT * peeks:
             self._log_note(
                 data,
                 "ids",
