@@ -63,7 +63,7 @@ _EXPECTED = {
     "sparse_optimizer": "one of girih.optim",
     "first_order_optimizer": "one of girih.optim",
     "dense_optimizer": "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)",
-    "strategy": "a strategy, as girih.Local(), or an instance of a subclass of girih.strategies.Strategy",
+    "strategy": "a strategy, as girih.Hybrid() for 'hybrid', or an instance of a subclass of girih.strategies.Strategy",
     "schedule": "girih.ScheduleOptions(...)",
     "schema": "a girih.Schema",
     "options": "girih.TrainOptions(...)",

@@ -90,7 +90,7 @@ TRAINERS = [
     (lambda: trainer(dense_optimizer="adam"), "dense_optimizer = 'adam': expected a function of parameters, as lambd"),
     (lambda: trainer(dense_optimizer=torch.optim.Adam([torch.zeros(1)])), "dense_optimizer = an Adam: expected a fun"),
     (lambda: trainer(dense_optimizer=list), "dense_optimizer made a list; expected a torch.optim.Optimizer"),
-    (lambda: trainer(strategy="local"), "strategy = 'local': expected a strategy, as girih.Local()"),
+    (lambda: trainer(strategy="local"), "strategy = 'local': expected a strategy, as girih.Hybrid() for 'hybrid', or an instance"),
     (lambda: trainer(options={"epochs": 3}), "options = a dict: expected girih.TrainOptions(...)"),
     (lambda: trainer(store=4), "store = 4: expected girih.StoreOptions(...)"),
     (lambda: trainer(checkpoints=4), "checkpoints = 4: expected girih.CheckpointOptions(...)"),
