@@ -108,4 +108,4 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return f"; did you mean {found[0]!r}?"
     if len(names) > MOST_NAMES:
         names[MOST_NAMES:] = [f"and {len(names) - MOST_NAMES:,} more"]
-    return f"; valid: {', '.join(names)}" if names else "; there is no valid name"
+    return f"; valid: {', '.join(names)}" if names else "; there are none"
