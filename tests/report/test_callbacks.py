@@ -71,7 +71,7 @@ def test_a_run_without_records_leaves_nothing(tmp_path, read_back):
 
 def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="pip install tensorboard"):
+    with pytest.raises(ConfigError, match=r"pip install 'girih\[tensorboard\]'"):
         TensorBoard(tmp_path)
 
 
@@ -176,5 +176,7 @@ def test_weights_and_biases_hears_how_a_run_failed(wandb):
 @pytest.mark.parametrize(("kind", "package"), [(MLflow, "mlflow"), (WandB, "wandb")])
 def test_a_client_that_is_missing_is_named(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=f"needs a package that is not installed; pip install {package}"):
+    with pytest.raises(
+        ConfigError, match=f"needs a package that is not installed; pip install 'girih\\[{package}\\]'"
+    ):
         kind()

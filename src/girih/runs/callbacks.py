@@ -200,7 +200,7 @@ def _imported(module: str, callback: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         raise ConfigError(
-            f"{callback}(...) needs a package that is not installed; pip install {package}"
+            f"{callback}(...) needs a package that is not installed; pip install 'girih[{package}]'"
         ) from None
 
 
