@@ -156,6 +156,7 @@ def test_names():
     for name in ("auc", "gauc", "logloss", "mrr", "calibration", "step", "split", "num_examples"):
         with pytest.raises(ConfigError, match=r"names other than girih.s: mrr, auc, auprc, calibration"):
             TrainOptions(metrics=[f"mine.py:{name}"])
+    assert TrainOptions(metrics=["/of: 2/mine.py:f"]).metric_names == ["f"]
     with pytest.raises(ConfigError, match="train: metrics: brier, brier: expected different names"):
         TrainOptions(metrics=["mine.py:brier", brier])
     with pytest.raises(ConfigError, match="expected a list"):

@@ -110,10 +110,8 @@ def load_object(
     loaded = getattr(module, class_name, None)
     if loaded is None:
         classes = {key: value for key, value in vars(module).items() if accepts(value)}
-        names = [k for k, value in classes.items() if getattr(value, "__module__", "") == module.__name__]
-        raise ConfigError(
-            f"{where}: {source} has no {kind.lower()} {class_name!r}{nearest(class_name, names)}"
-        )
+        own = [k for k, value in classes.items() if getattr(value, "__module__", "") == module.__name__]
+        raise ConfigError(f"{where}: {source} has no {kind.lower()} {class_name!r}{nearest(class_name, own)}")
     if not accepts(loaded):
         raise ConfigError(f"{where}: {class_name} is not {expected}")
     return loaded
