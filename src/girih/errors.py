@@ -112,8 +112,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     alike = [each for each in names if each.casefold() == word]
     begun = [each for each in names if word and each.casefold().startswith(word)]
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
-    if found := alike or close or (begun if len(begun) == 1 else []):
+    if found := alike or close or begun[: len(begun) == 1]:
         return f"; did you mean {found[0]!r}?"
     if len(names) > MOST_NAMES:
         names[MOST_NAMES:] = [f"and {len(names) - MOST_NAMES:,} more"]
-    return f"; valid: {', '.join(names)}" if names else "; there is no valid name"
+    return f"; valid: {', '.join(names)}" if names else "; there are none"

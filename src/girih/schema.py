@@ -428,8 +428,7 @@ class Schema:
         Raises:
             ConfigError: no feature is left.
         """
-        wanted = set(names)
-        features = [feature for feature in self.features if feature.name in wanted]
+        features = [feature for feature in self.features if feature.name in names]
         used = {feature.table_name for feature in features if not isinstance(feature, Numeric)}
         tables = [table for table in self.tables if table.name in used]
         return Schema(features, self.labels, tables, null_values=self.null_values)
@@ -482,10 +481,8 @@ class Schema:
         defaults = config.build(Defaults, mapping.get("defaults", {}), f"{where}: [defaults]")
         data = mapping.get("data", {})
         null_values = data.get("null_values", ()) if isinstance(data, Mapping) else ()
-        try:
+        with config.located(where):
             return cls(features, labels, tables, defaults, null_values)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schema:

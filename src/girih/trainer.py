@@ -63,7 +63,7 @@ _EXPECTED = {
     "sparse_optimizer": "one of girih.optim",
     "first_order_optimizer": "one of girih.optim",
     "dense_optimizer": "a function of parameters, as lambda params: torch.optim.Adam(params, lr=1e-3)",
-    "strategy": "a strategy, as girih.Local(), or an instance of a subclass of girih.strategies.Strategy",
+    "strategy": "a strategy, as girih.Hybrid() for 'hybrid', or an instance of a subclass of girih.strategies.Strategy",
     "schedule": "girih.ScheduleOptions(...)",
     "schema": "a girih.Schema",
     "options": "girih.TrainOptions(...)",
@@ -164,9 +164,8 @@ class _Predictor(_RunView):
         """Returns the first of some splits that the config has."""
         data = next((self.data[split] for split in splits if split in self.data), None)
         if data is None:
-            wanted = " or ".join(splits)
             raise ConfigError(
-                f"no {wanted} data: give a Dataset, or use Trainer.from_config with data.{splits[0]} set"
+                f"no {' or '.join(splits)} data: give a Dataset, or use Trainer.from_config with data.{splits[0]} set"
             )
         return data
 
@@ -352,8 +351,8 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         self._ranks = self._cluster.ranks
         try:
             path = run.path if isinstance(run, RunDirectory) else None if run is None else Path(run)
-            shared = self._ranks.broadcast(None if path is None else str(path.absolute()))
-            shown_in = None if shared is None else Path(shared)  # the directory of the first trainer
+            shared = self._ranks.broadcast(path and str(path.absolute()))
+            shown_in = shared and Path(shared)  # the directory of the first trainer
             store = (store or StoreOptions()).within(shown_in)
             context = self._context(store, dense_optimizer, (sparse_optimizer, first_order_optimizer))
             facts = facts_of(context.sparse, context.dense, self._ranks.size, schedule)
@@ -379,7 +378,7 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
                 where=where,
                 publishing=publish,
             )
-            self._reports = bool(self._ranks.broadcast(directory is not None or len(callbacks) > 0))
+            self._reports = bool(self._ranks.broadcast(directory is not None or bool(callbacks)))
             self._cluster.show_in(directory, metrics)
             self._cluster.prepare(self.strategy.roles)
             identity = ProcessId(RoleName.TRAINER, self._ranks.rank, self._cluster.incarnation)
@@ -442,8 +441,8 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         """
         stats, rank = Stats(), self._ranks.rank
         dense = dense_spec(self.model, self.schema, self.options, dense_optimizer, stats, rank)
-        gpu = gpu_of(dense.device, rank)
-        sparse = sparse_spec(self.model, self.schema, self.options, store, *sparse_optimizers, gpu)
+        optional = (*sparse_optimizers, gpu_of(dense.device, rank))
+        sparse = sparse_spec(self.model, self.schema, self.options, store, *optional)
         return RunContext(ranks=self._ranks, sparse=sparse, dense=dense, processes=self._cluster, stats=stats)
 
     def __repr__(self) -> str:
@@ -507,8 +506,8 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         self._run.check(train)
 
     def rehearse(self, train: Dataset, valid: Dataset | None = None) -> None:
-        """Does everything that :meth:`fit` does before its first step, and reads the first batch. Trains and writes
-        nothing.
+        """Does everything that :meth:`fit` does before its first step, and computes the loss of the first batch. Updates
+        and writes nothing, but uses random numbers.
 
         Args:
             train: examples with labels.
@@ -519,8 +518,9 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
         """
         self.check(train, valid)
         with self._cluster.explaining():
-            self._run.ready(train)
-        train.first()
+            session, normalization = self._run.ready(train)
+            batch = normalization.apply(train.first())
+            session.dense.compute(batch, session.sparse.peek(batch).wait())
 
     def save(self, directory: str | os.PathLike[str]) -> Path | str:
         """Writes a checkpoint ``directory/step-…``. All trainers must call this method.
@@ -588,9 +588,8 @@ class Trainer(_Reporter, contextlib.AbstractContextManager["Trainer"]):
             raise ConfigError(
                 f"init_from: this trainer is at step {self.state.step}; expected one that has trained nothing"
             )
-        place, _ = checkpoint.final_of(directory)
         with self._cluster.explaining():
-            return self._run.inherit(place, train)
+            return self._run.inherit(checkpoint.final_of(directory)[0], train)
 
     def close(self, error: BaseException | None = None) -> None:
         """Ends the run by :meth:`end`, frees the tables' memory and the run directory, and ends the processes of the

@@ -11,7 +11,7 @@ UNKNOWN = [
     ("features.3.bucketize = [1.0]", "[[features]] 'history': unknown key 'bucketize'; valid: column, dim"),
     ("tables = [{name = 'user', initialiser = 'zeros'}]", "[[tables]] 'user': unknown key 'initialiser'; did"),
     ("labels.name = 'click'", "[labels]: unknown key 'name'; did you mean 'names'?"),
-    ("model = {name = 'fm', dropout = 0.1}", "[model] fm: unknown option 'dropout'; there is no valid name"),
+    ("model = {name = 'fm', dropout = 0.1}", "[model] fm: unknown option 'dropout'; there are none"),
     ("model = {name = 'deepfm', num_experts = 2}", "[model] deepfm: unknown option 'num_experts'; valid: batch"),
     ("sparse_optimizer = {name = 'adagrad', learning_rate = 0.1}", "[sparse_optimizer]: unknown key 'learning"),
     ("sparse_optimizer = {name = 'adagrad', momentum = 0.9}", "unknown key 'momentum'; valid: eps, initial"),
@@ -19,8 +19,8 @@ UNKNOWN = [
     ("dense_optimizer = {name = 'adam', learning_rate = 0.9}", "[dense_optimizer]: unknown option 'learning_rate'; did you mean 'lr'?"),
     ("dense_optimizer = {name = 'adam', momentum = 0.9}", "[dense_optimizer]: unknown option 'momentum'; valid:"),
     ("checkpoint.every_step = 5", "[checkpoint]: unknown key 'every_step'; did you mean 'every_steps'?"),
-    ("strategy = {name = 'hierarchical', trainers = 2}", "[strategy]: unknown key 'trainers'; set groups, each of one trainer; or groups, trainers_per_group and"),
-    ("strategy = {name = 'local', staleness = 4}", "[strategy]: unknown key 'staleness'; valid: name"),
+    ("strategy = {name = 'hierarchical', trainers = 2}", "[strategy]: unknown key 'trainers'; strategies with it: asynchronous hybrid substitution synchronous; hierarchical: set groups, trainers_per_group and"),
+    ("strategy = {name = 'local', staleness = 4}", "[strategy]: unknown key 'staleness'; strategies with it: asynchronous hybrid"),
     ("store.shard = 4", "[store]: unknown key 'shard'; did you mean 'shards'?"),
     ("train.early_stopping = {patiense = 4}", "[train] early_stopping: unknown key 'patiense'; did you mean"),
     ("train.lr_schedule = {name = 'StepLR', step_sizes = 4}", "lr_schedule: unknown option 'step_sizes'; did"),
@@ -198,7 +198,7 @@ AT_ODDS = [
     ("labels.names = ['click', 'rating']", "lr: 2 labels ['click', 'rating'], the model has one output; keep one"),
     ("model.name = 'fm'\nfeatures.0.dim = 8", "features must have one dim, received 4 (as 'item'), 8 (as 'user')"),
     ("model.name = 'din'\nfeatures.3.kind = 'categorical'", "din: the schema has no sequence feature; set kind ="),
-    ("model.name = 'din'\nfeatures.3.table = 'history'", "sequence 'history' shares its table 'history' with []"),
+    ("model.name = 'din'\nfeatures.3.table = 'history'", "sequence 'history' shares its table 'history' with no other feature; expected one categorical feature, its target: if this is 'item', use --set features.history.table=item, or name"),
     ("train.early_stopping.metric = 'gauc'", "early_stopping: metric = 'gauc' needs gauc_by, the feature that"),
     ("train.lr_schedule = {name = 'ReduceLROnPlateau', metric = 'gauc'}", "lr_schedule: metric = 'gauc' needs gau"),
     ("train.lr_schedule = {name = 'ReduceLROnPlateau', mode = 'min'}", "but auc is better when maximal"),
@@ -270,4 +270,4 @@ def test_a_device_that_is_not_there(site, monkeypatch):
 def test_tensorboard_that_is_not_installed(site, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     site.configure("train.tensorboard = true")
-    assert "not installed; pip install tensorboard" in site.refusal(*site.train())
+    assert "not installed; pip install 'girih[tensorboard]'" in site.refusal(*site.train())

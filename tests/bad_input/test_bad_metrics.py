@@ -11,8 +11,9 @@ NAMED = {
     "no function": ("['own.py:NUMBER']", "'own.py:NUMBER': NUMBER is not a function"),
     "a class": ("['own.py:Brier']", "metric Brier of label 'click': TypeError: "),
     "a built-in one": ("['auc']", "train: metrics: 'auc': expected path/to/file.py:function, package.module:"),
-    "a name of girih's": ("['own.py:logloss']", "names other than mrr, auc, auprc, calibration, epoch, examples,"),
-    "no source": ("['brier']", "train.metrics = 'brier': expected path/to/file.py:"),
+    "a name of girih's": ("['own.py:logloss']", "names other than girih's: mrr, auc, auprc, calibration, epoch, examples,"),
+    "no source": ("['brier']", "metrics: 'brier': expected path/to/file.py:function, package.module:function, or from Python a function; names other than girih's: mrr, auc,"),
+    "nothing at all": ("['empty.py:f']", "empty.py has no function 'f'; there are none"),
     "a string": ("'own.py:brier'", "[train] metrics = 'own.py:brier': expected a list"),
     "a number": ("[1]", "train: metrics: 1: expected path/to/file.py:function"),
 }  # fmt: skip
@@ -40,6 +41,7 @@ def check_refusal(site, capsys, *words):
 @pytest.mark.parametrize(("names", "message"), NAMED.values(), ids=NAMED)
 def test_a_name_that_is_no_metric(site, capsys, names, message):
     (site / "own.py").write_text(GOOD)
+    (site / "empty.py").touch()
     site.configure(f"train.metrics = {names}")
     line = site.refusal(*site.train())
     assert line.startswith(f"{site.config_file}: ")

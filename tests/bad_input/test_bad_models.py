@@ -2,6 +2,8 @@
 
 import pytest
 
+from girih import cli
+
 HEAD = "import torch\nfrom torch import nn\n\n\n"
 FORWARD = HEAD + "class Own(nn.Module):\n    def forward(self, numeric, embeddings):\n        "
 
@@ -37,11 +39,14 @@ def test_a_file_that_holds_no_model(site, text, message):
 
 
 @pytest.mark.parametrize(("body", "message"), FORWARDS.values(), ids=FORWARDS)
-def test_a_forward_that_does_not_give_logits(site, body, message):
+def test_a_forward_that_does_not_give_logits(site, capsys, body, message):
     (site / "own.py").write_text(FORWARD + body + "\n")
     site.configure("model.name = 'own.py:Own'")
     line = site.refusal(*site.train())
     assert message in line
+    for strategy in ("local", "hybrid"):
+        assert cli.run(["check", str(site.config_file), "--strategy", strategy]) == 2
+        assert capsys.readouterr().err == f"girih: {line}\n"
     if "failed" in message:
         assert f"{site / 'own.py'}:7" in line
 
@@ -52,6 +57,13 @@ def test_a_signature_that_is_not_that_of_a_model(site):
     )
     site.configure("model.name = 'own.py:Own'")
     assert "Own.forward failed: TypeError: " in site.refusal(*site.train())
+
+
+def test_a_model_without_forward_fails_the_check(site, capsys):
+    (site / "own.py").write_text(HEAD + "class Own(nn.Module):\n    pass\n")
+    site.configure("model.name = 'own.py:Own'")
+    assert cli.run(["check", str(site.config_file)]) == 2
+    assert "Own.forward failed: NotImplementedError: " in capsys.readouterr().err
 
 
 def test_a_model_whose_file_has_gone(site):
@@ -65,8 +77,6 @@ def test_a_model_whose_file_has_gone(site):
 
 
 def test_a_loss_that_is_not_a_number_is_no_mistake_of_the_config(site, capsys):
-    from girih import cli
-
     (site / "own.py").write_text(FORWARD + "return numeric / 0 * 0 + embeddings['user'][:, :1]\n")
     site.configure("model.name = 'own.py:Own'")
     assert cli.run([str(word) for word in site.train()]) == 1

@@ -15,7 +15,8 @@ model = {name = "dnn", hidden = [4]}
 """
 
 LINES = [
-    ("1,2,3,2,1", "column 'click' = '2': expected a label in [0, 1]"),
+    ("1,2,3,2,1", "column 'click' = '2': expected a label in [0, 1]; derive it, as in derive = { click = \"click > 1\" }"),
+    ("1,2,3,-1,1", "column 'click' = '-1': expected a label in [0, 1]; derive it, as in derive = { click = \"click > 0\" }"),
     ("1,nan,3,1,1", "column 'price' = 'nan': expected a finite number"),
     ("1,2,high,1,1", "column 'rating' = 'high': expected a number to derive the label from"),
     ("1,2,3,1,-1", "column 'weight' = '-1': expected a finite weight ≥ 0"),

@@ -1,6 +1,7 @@
 """What is probably not meant is said in one line, and the run goes on; or it is refused where it cannot be meant."""
 
 import logging
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,6 +72,18 @@ def test_ids_that_were_not_trained(train, log_directory, more):
     assert (
         "% of the ids have no row and read initial values; are they new, or encoded differently" in lines[0]
     )
+
+
+def test_a_feature_that_holds_the_label(train, log_directory):
+    for path in log_directory.glob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.append_column("rating", table["click"]), path)
+    text = (log_directory / "config.toml").read_text()
+    leak = '[[features]]\nname = "leak"\nkind = "numeric"\ncolumn = "rating"\n\n[labels]'
+    (log_directory / "config.toml").write_text(text.replace("[labels]", leak))
+    status, said = train("--set", "dense_optimizer.lr=0.1", "--set", "train.epochs=5")
+    assert status == 0, said
+    assert len(re.findall(r"AUC (0\.999|1\.0)\d+: does a feature hold the label", said)) == 1
 
 
 def test_scripts_get_them_as_warnings_of_a_logger(log_directory, caplog):

@@ -154,8 +154,9 @@ def test_names():
         with pytest.raises(ConfigError, match=r"train: metrics: .*: expected path/to/file\.py:function"):
             TrainOptions(metrics=[metric])
     for name in ("auc", "gauc", "logloss", "mrr", "calibration", "step", "split", "num_examples"):
-        with pytest.raises(ConfigError, match="names other than mrr, auc, auprc, calibration"):
+        with pytest.raises(ConfigError, match=r"names other than girih.s: mrr, auc, auprc, calibration"):
             TrainOptions(metrics=[f"mine.py:{name}"])
+    assert TrainOptions(metrics=["/of: 2/mine.py:f"]).metric_names == ["f"]
     with pytest.raises(ConfigError, match="train: metrics: brier, brier: expected different names"):
         TrainOptions(metrics=["mine.py:brier", brier])
     with pytest.raises(ConfigError, match="expected a list"):

@@ -71,7 +71,7 @@ def test_a_run_without_records_leaves_nothing(tmp_path, read_back):
 
 def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="pip install tensorboard"):
+    with pytest.raises(ConfigError, match=r"pip install 'girih\[tensorboard\]'"):
         TensorBoard(tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_a_callback_writes_only_what_it_uses():
     assert losses.seen == [0.5]
 
 
-def test_mlflow_s_file_store_holds_what_was_logged(tmp_path, monkeypatch):
+def test_mlflow_s_file_store_holds_what_was_logged(tmp_path, monkeypatch, capsys):
     mlflow = pytest.importorskip("mlflow", reason="needs the extra: mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     with warnings.catch_warnings():
@@ -104,9 +104,12 @@ def test_mlflow_s_file_store_holds_what_was_logged(tmp_path, monkeypatch):
         mlflow.set_tracking_uri((tmp_path / "store").as_uri())
         callback = MLflow({"lr": 0.5})
         callback.on_plan({"strategy": "local"})
+        callback.on_plan({"strategy": "local"})  # the run is scaled
         callback.on_metrics(line(10, 0.75) | {"hit_rate": None})
         callback.on_evaluation({"step": 20, "split": "valid", "auc": 0.875, "gauc": None})
         named = mlflow.active_run().info.run_id
+        store = (tmp_path / "store").as_uri()
+        assert capsys.readouterr().err.splitlines() == [f"girih: MLflow: run {named} at {store}"]
         callback.on_end({"auc": 0.9, "strategy": "local"})
         assert mlflow.active_run() is None
         client = mlflow.MlflowClient()
@@ -176,5 +179,7 @@ def test_weights_and_biases_hears_how_a_run_failed(wandb):
 @pytest.mark.parametrize(("kind", "package"), [(MLflow, "mlflow"), (WandB, "wandb")])
 def test_a_client_that_is_missing_is_named(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=f"needs a package that is not installed; pip install {package}"):
+    with pytest.raises(
+        ConfigError, match=f"needs a package that is not installed; pip install 'girih\\[{package}\\]'"
+    ):
         kind()

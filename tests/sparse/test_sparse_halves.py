@@ -13,6 +13,7 @@ from girih.checkpoint.parts import PartReader
 from girih.planner.placement import Placement
 from girih.sparse.halves.collective import CollectiveSparse
 from girih.sparse.halves.local import FeatureParallelSparse, LocalSparse
+from girih.sparse.halves.row_updates import numbers_on
 from girih.sparse.halves.staging import Staging
 from remote_site import site
 from support import cases
@@ -172,3 +173,12 @@ def test_two_trainers_pass_the_suite_together(play):
     one, other = together(play)
     assert one == other
     assert len(one) >= 10
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_numbers_of_groups_are_one_tensor_on_the_device_of_the_vote(device):
+    made = torch.zeros(1, dtype=torch.int32, device=device)
+    for numbers, size in (([], 0), ([3, -1], 2), ([made, -1], 2)):
+        found = numbers_on(torch.device(device), numbers)
+        assert (found.shape, found.dtype, found.device.type) == ((size,), torch.float64, device)
+    assert numbers_on(torch.device("cpu"), [torch.tensor([5], dtype=torch.int32), -1]).tolist() == [5, -1]

@@ -197,7 +197,7 @@ class TestAnObject:
         assert played.dense.num_batches == 3
 
     def test_other_objects_are_refused(self):
-        with pytest.raises(ConfigError, match=r"strategy = an object: expected a strategy, as girih\.Local"):
+        with pytest.raises(ConfigError, match=r"strategy = an object: expected a strategy, as girih\.Hybrid"):
             girih.Trainer(model(), strategy=object())
 
         class Nameless(Played):

@@ -20,7 +20,7 @@ from girih.cluster.options import ClusterOptions
 from girih.comm.group import TrainerGroup
 from girih.config.train import MetricsOptions, ScheduleOptions, TrainOptions
 from girih.config.user_code import record_classes
-from girih.data import DataOptions, Dataset, NormalizationStats, open_dataset
+from girih.data import DataOptions, Dataset, open_dataset
 from girih.data.negatives import NegativesOptions
 from girih.data.options import DataPaths, SplitName
 from girih.data.paths import relative_to
@@ -266,7 +266,7 @@ class CheckedConfig:
 
     def _items(self, options: NegativesOptions) -> Dataset:
         """Returns the catalogue from which negatives are drawn."""
-        names = [feature.name for feature in self.schema.features]
+        names = self.schema.names
         for name in options.features:
             if name not in names:
                 raise ConfigError(f"negatives: features: no feature {name!r}{nearest(name, names)}")
@@ -290,21 +290,21 @@ class RunConfig(CheckedConfig):
     """A checked config file that can be planned, priced under every strategy, and trained."""
 
     def rehearse(self, datasets: Mapping[str, Dataset]) -> None:
-        """Does everything that a run does before its first step, and writes nothing. Only does what one process can do alone.
+        """Does everything that a run does before its first step, and computes a loss. Writes nothing. In place of a strategy
+        with several processes, plans it and uses ``local``.
 
         Raises:
             ConfigError, DataError: the same as in a run.
         """
-        train, valid = datasets["train"], datasets.get("valid")
+        settings = self
         if self.strategy.trainers > 1 or self.strategy.roles:
             self.planned()
-            NormalizationStats.of(train)
-            train.first()
-            return
-        with tempfile.TemporaryDirectory() as place:
-            settings = replace(self, store=self.store.within(Path(place)))
-            with settings.trainer() as trainer:
-                trainer.rehearse(train, valid)
+            settings = replace(self, strategy=strategies.create("local", ""), schedule=ScheduleOptions())
+        with (
+            tempfile.TemporaryDirectory() as place,
+            replace(settings, store=self.store.within(Path(place))).trainer() as trainer,
+        ):
+            trainer.rehearse(datasets["train"], datasets.get("valid"))
 
     def planned(self, calibration: Calibration | None = None) -> Plan:
         """Returns the plan of this configuration; see :meth:`planned_net`."""

@@ -248,14 +248,14 @@ def _assign(mapping: dict[str, object], path: str, value: object, where: str) ->
     target: Any = mapping
     for position, key in enumerate(keys[:-1]):
         if isinstance(target, list):
-            target = _named(target, key, f"{where}: [[{'.'.join(keys[:position])}]]")
+            target = _named(target, key, f"{where}: {keys[position - 1]} has no {keys[position - 1][:-1]}")
         else:
             target = target.setdefault(key, {})
         if not isinstance(target, dict | list):
             raise ConfigError(f"{where}: {'.'.join(keys[: position + 1])} is not a table of options")
     if isinstance(target, list):
         raise ConfigError(
-            f"{where}: {'.'.join(keys[:-1])} is a list; expected the name of a table and a key, for example"
+            f"{where}: {'.'.join(keys[:-1])} is a list; expected the name of a feature or table, and a key, for example"
             " features.user.dim=8"
         )
     target[keys[-1]] = value
@@ -265,7 +265,7 @@ def _named(tables: list[object], name: str, where: str) -> dict[str, object]:
     """Returns the table with a name in a list such as ``[[features]]``."""
     names = [str(each["name"]) for each in tables if isinstance(each, dict) and "name" in each]
     if name not in names:
-        raise ConfigError(f"{where} has no table named {name!r}{nearest(name, names)}")
+        raise ConfigError(f"{where} named {name!r}{nearest(name, names)}")
     return next(each for each in tables if isinstance(each, dict) and each.get("name") == name)
 
 

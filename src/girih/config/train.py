@@ -192,10 +192,11 @@ def metric_name(metric: object) -> str:
     Raises:
         ConfigError: not a function, or girih uses its name.
     """
-    name = metric.rpartition(":")[2] if isinstance(metric, str) else str(getattr(metric, "__name__", ""))
+    text = metric if isinstance(metric, str) else f":{getattr(metric, '__name__', '')}"
+    name = Path(text).name.partition(":")[2]
     if not name.isidentifier() or name in {*RECORDED, "mrr"}:
         raise ConfigError(
-            f"train: metrics: {metric!r}: expected path/to/file.py:function, package.module:function, or from Python a function; names other than mrr, {', '.join(sorted(RECORDED))}"
+            f"train: metrics: {metric!r}: expected path/to/file.py:function, package.module:function, or from Python a function; names other than girih's: mrr, {', '.join(sorted(RECORDED))}"
         )
     return name
 

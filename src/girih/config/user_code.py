@@ -100,8 +100,9 @@ def load_object(
     """
     source, _, class_name = name.rpartition(":")
     where = f"{where} = {name!r}"
+    kind = "function" if expected == "a function" else "Class"
     if not source or not class_name:
-        raise ConfigError(f"{where}: expected path/to/file.py:Class or package.module:Class")
+        raise ConfigError(f"{where}: expected path/to/file.py:{kind} or package.module:{kind}")
     if source.endswith(".py"):
         module = _from_file((directory or Path()) / Path(source).expanduser(), where)
     else:
@@ -109,11 +110,8 @@ def load_object(
     loaded = getattr(module, class_name, None)
     if loaded is None:
         classes = {key: value for key, value in vars(module).items() if accepts(value)}
-        local_names = [
-            k for k, value in classes.items() if getattr(value, "__module__", "") == module.__name__
-        ]
-        kind = "function" if expected == "a function" else "class"
-        raise ConfigError(f"{where}: {source} has no {kind} {class_name!r}{nearest(class_name, local_names)}")
+        own = [k for k, value in classes.items() if getattr(value, "__module__", "") == module.__name__]
+        raise ConfigError(f"{where}: {source} has no {kind.lower()} {class_name!r}{nearest(class_name, own)}")
     if not accepts(loaded):
         raise ConfigError(f"{where}: {class_name} is not {expected}")
     return loaded

@@ -104,8 +104,8 @@ def _by_table(model: str, schema: Schema, others: Collection[str]) -> Pairs:
         targets = [feature.name for feature in categorical if feature.table_name == sequence.table_name]
         if len(targets) != 1:
             raise ConfigError(
-                f"{model}: sequence {sequence.name!r} shares its table {sequence.table_name!r} with {targets}; "
-                "expected one categorical feature, its target: share a table with it, or name it in attention"
+                f"{model}: sequence {sequence.name!r} shares its table {sequence.table_name!r} with {targets or 'no other feature'}; "
+                f"expected one categorical feature, its target: if this is 'item', use --set features.{sequence.name}.table=item, or name it in attention"
             )
         pairs.append((sequence.name, targets[0]))
     return tuple(pairs)

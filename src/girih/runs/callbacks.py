@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -155,13 +156,18 @@ class MLflow(_Tracker):
 
     def on_plan(self, plan: Record) -> None:
         """Begins MLflow's run, unless one is active, and logs its parameters: options, ``params`` and the strategy."""
-        run = self._client.active_run() or self._call("start_run")
+        run = self._client.active_run()
+        if run is None:
+            run = self._call("start_run")
+            print(
+                f"girih: MLflow: run {run.info.run_id} at {self._client.get_tracking_uri()}", file=sys.stderr
+            )
         params: dict[str, str] = {}
         for key, value in {**self._options, "strategy": plan["strategy"], **self._params}.items():
-            name, text = _mlflow_name(key), str(value)
+            name = _mlflow_name(key)
             while name in params:
                 name += "_"
-            params[name] = text if len(text) <= _MOST_IN_PARAM else f"{text[: _MOST_IN_PARAM - 3]}..."
+            params[name] = str(value)[:_MOST_IN_PARAM]
         items = [item for item in params.items() if item[0] not in run.data.params]
         for begin in range(0, len(items), _MOST_PARAMS):
             self._call("log_params", dict(items[begin : begin + _MOST_PARAMS]))
@@ -242,7 +248,7 @@ def _imported(module: str, callback: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         raise ConfigError(
-            f"{callback}(...) needs a package that is not installed; pip install {package}"
+            f"{callback}(...) needs a package that is not installed; pip install 'girih[{package}]'"
         ) from None
 
 

@@ -73,24 +73,10 @@ PUBLISHED = "published.json"
 """The file with the name under which followers know the run."""
 TIERS = "tiers"
 """The directory of the files of lower tiers. These files have no names."""
-BEFORE_TRAINING = frozenset(
-    {
-        LOCK,
-        "config.toml",
-        RECORD,
-        "plan.json",
-        PROCESSES,
-        "timeline.json",
-        "tensorboard",
-        "checkpoints",
-        TIERS,
-        LIVE,
-        LOGS,
-        TARGETS,
-        TRAINED,
-        PUBLISHED,
-    }
-)
+BEFORE_TRAINING = frozenset({
+    LOCK, "config.toml", RECORD, "plan.json", PROCESSES, "timeline.json", "tensorboard", "checkpoints", TIERS, LIVE, LOGS,
+    TARGETS, TRAINED, PUBLISHED,
+})  # fmt: skip
 """Everything that a run may have written before its first record."""
 
 
@@ -171,8 +157,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def _clear(self) -> None:
         """Restores the directory to its earlier state after a mistake, or a lack of memory, before training."""
-        left = set(os.listdir(self.path))
-        if not self._was_empty or not left <= BEFORE_TRAINING or _any_file(self.path / "checkpoints"):
+        left, saved = set(os.listdir(self.path)), (self.path / "checkpoints").rglob("*")
+        if not self._was_empty or not left <= BEFORE_TRAINING or any(path.is_file() for path in saved):
             return
         for path in map(self.path.joinpath, left):
             if path.is_dir():
@@ -226,10 +212,6 @@ def _locked(path: Path) -> IO[str]:
         raise RunDirectoryError(f"{path}: processes of {lease} are still ending; try again in ten seconds")
     who = "another process" if lease is None else str(lease)
     raise RunDirectoryError(f"{path}: {who} is writing this run; wait for it or stop it")
-
-
-def _any_file(directory: Path) -> bool:
-    return any(path.is_file() for path in directory.rglob("*"))
 
 
 def remove_summary(run: Path) -> None:

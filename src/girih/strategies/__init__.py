@@ -9,17 +9,14 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Union
 
 from girih import config
 from girih.config.user_code import load_object
-from girih.errors import ConfigError, nearest
+from girih.errors import ConfigError
 from girih.strategies.strategy import Capabilities, Strategy, StrategyOptions
 
 __all__ = ["BY_NAME", "Capabilities", "Strategy", "create"]
-
-
-def _is_strategy(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Strategy)
 
 
 def _pages() -> Iterator[type[StrategyOptions]]:
@@ -32,6 +29,15 @@ def _pages() -> Iterator[type[StrategyOptions]]:
 
 
 BY_NAME: dict[str, type[StrategyOptions]] = {kind.name: kind for kind in _pages()}
+
+_HINTS: dict[str, str] = {}
+"""Option → the strategies that have it, for errors of other strategies."""
+for _name, _kind in BY_NAME.items():
+    for _option in config.sections.fields_of(_kind):
+        _HINTS[_option] = f"{_HINTS.get(_option, 'strategies with it:')} {_name}"
+_HINTS["tau"] = f"τ is the option 'staleness'; {_HINTS['staleness']}"
+_HINTS["trainers"] += "; hierarchical: set groups, trainers_per_group and servers_per_group"
+StrategyOptions.misplaced_options = _HINTS
 
 
 def create(options: object, where: str, directory: Path | None = None) -> Strategy:
@@ -50,14 +56,16 @@ def create(options: object, where: str, directory: Path | None = None) -> Strate
     if isinstance(name, str) and ":" in name:
         expected = "a subclass of girih.strategies.Strategy, with name, plan and build"
         kind: type[Strategy] = load_object(
-            name, f"{where}.name", directory, accepts=_is_strategy, expected=expected
+            name,
+            f"{where}.name",
+            directory,
+            accepts=lambda value: isinstance(value, type) and issubclass(value, Strategy),
+            expected=expected,
         )
         missing = sorted(kind.__abstractmethods__) + ([] if kind.name else ["name"])
         if missing:
             raise ConfigError(f"{where}.name = {name!r}: {kind.__name__} has no {' and no '.join(missing)}")
         own_options = {key: value for key, value in options.items() if key != "name"}
         return kind(**config.check_call(kind, own_options, where, skip=0))
-    if name not in BY_NAME:
-        raise ConfigError(f"{where}: unknown name {name!r}{nearest(str(name), BY_NAME)}")
-    built: Strategy = config.build(BY_NAME[name], options, where)
+    built: Strategy = config.build(Union[tuple(BY_NAME.values())], {"name": name, **options}, where)  # noqa: UP007
     return built

@@ -84,9 +84,6 @@ class Hierarchical(RemoteStrategy):
     in_step: ClassVar[bool] = False
     capabilities: ClassVar[Capabilities] = replace(RemoteStrategy.capabilities, micro_batch_layers=())
     waits_for_dense: ClassVar[bool] = False
-    misplaced_options: ClassVar[Mapping[str, str]] = {
-        "trainers": "set groups, each of one trainer; or groups, trainers_per_group and servers_per_group"
-    }
     groups: Processes = 1
     trainers_per_group: Processes = 1
     servers_per_group: Annotated[int, Bounds(0, 1024)] = 0

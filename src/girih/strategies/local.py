@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from girih.errors import ConfigError
@@ -40,10 +39,6 @@ class Local(StrategyOptions):
     """
 
     name: ClassVar[str] = "local"
-    misplaced_options: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("trainers", "loaders", "embedding_workers", "embedding_servers"),
-        "local trains in one process; for several, use for example --strategy synchronous (girih.Synchronous)",
-    )
     capabilities: ClassVar[Capabilities] = Capabilities(
         standalone=True, micro_batch_layers=("embedding", "mlp"), prefetching=True, rows_on_gpu=True
     )

@@ -84,7 +84,7 @@ class Substitution(StrategyOptions):
                 " train.compile = false, or use strategy 'synchronous'"
             )
         placement = self._place(facts)
-        split = self.dense == "split" or (self.dense == "auto" and _is_split_faster(facts))
+        split = self._splits(facts)
         return base_plan(
             self,
             facts,
@@ -101,7 +101,7 @@ class Substitution(StrategyOptions):
         facts = basis.facts
         if facts.num_trainers == 1:
             return in_step.local(basis)
-        split = self.dense == "split" or (self.dense == "auto" and _is_split_faster(facts))
+        split = self._splits(facts)
         sizes = self._partial_sizes(facts, split=split)
         sent = traffic.substitution(basis.batch_size, facts.num_trainers, sizes)
         links = basis.calibration.links
@@ -134,6 +134,18 @@ class Substitution(StrategyOptions):
         if facts.profile is None or self.placement == "modulo":
             return modulo(facts.schema, facts.num_trainers, colocated)
         return balanced(facts.schema, facts.num_trainers, facts.profile.loads(), colocated)
+
+    def _splits(self, facts: Facts) -> bool:
+        """Returns whether the upper network is split. "auto" is False for one trainer, or if the data are not known yet."""
+        if self.dense != "auto" or facts.num_trainers == 1 or facts.batch_size is None:
+            return self.dense == "split"
+        return traffic.split_pays(
+            facts.batch_size,
+            facts.num_trainers,
+            shared_parameters=facts.model.upper_parameters,
+            weights=facts.model.upper_weights,
+            speeds=facts.speeds,
+        )
 
     def _partial_sizes(self, facts: Facts, *, split: bool) -> traffic.PartialSizes:
         """Returns the sizes of the partial results."""
@@ -179,16 +191,3 @@ def _check_model(model: ModelFacts) -> None:
             f"strategy: substitution: the dense optimizer {kind} may need whole parameters; expected one of"
             f" {', '.join(ELEMENTWISE)}, or girih's Lamb"
         )
-
-
-def _is_split_faster(facts: Facts) -> bool:
-    """Returns whether to split, by batch, trainers and network; False for one trainer, or if the data are not known yet."""
-    if facts.num_trainers == 1 or facts.batch_size is None:
-        return False
-    return traffic.split_pays(
-        facts.batch_size,
-        facts.num_trainers,
-        shared_parameters=facts.model.upper_parameters,
-        weights=facts.model.upper_weights,
-        speeds=facts.speeds,
-    )

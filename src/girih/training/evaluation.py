@@ -22,6 +22,9 @@ from girih.sparse.half import SparseStats
 from girih.training.notes import Notes
 from girih.training.session import Session
 
+TOO_GOOD = 0.999
+"""Minimum AUC for a note."""
+
 
 def logits_of(
     data: Dataset, session: Session, normalization: NormalizationStats, *, whole: bool = False
@@ -147,7 +150,11 @@ class Scoring:
 
     def result(self, scores: Scores) -> Metrics:
         """Computes metrics from scores."""
-        return scores.result(self._labels.names, self._options.rank_at, self._options.metrics)
+        metrics = scores.result(self._labels.names, self._options.rank_at, self._options.metrics)
+        if (metrics.auc or 0.0) > TOO_GOOD:
+            text = f"AUC {metrics.auc:.5f}: does a feature hold the label, or something that is known only after it?"
+            self._notes.log_note("", "auc", text)
+        return metrics
 
     def evaluate(self, data: Dataset) -> Metrics:
         """Returns exact metrics on all trainers. Raises KeyboardInterrupt if a stop was requested meanwhile."""
@@ -155,8 +162,7 @@ class Scoring:
         if self._ranks.stopping:
             self._ranks.forget_stop()
             raise KeyboardInterrupt
-        local_metrics = None if scores is None else self.result(scores).as_dict()
-        return Metrics.from_dict(self._ranks.broadcast(local_metrics))
+        return Metrics.from_dict(self._ranks.broadcast(scores and self.result(scores).as_dict()))
 
 
 def _incarnations(stats: SparseStats) -> dict[str, float]:

@@ -92,10 +92,9 @@ class LearningRate:
 
     def after_evaluation(self, metrics: LabelMetrics) -> None:
         """Steps a schedule that depends on a metric."""
-        if self.metric is not None:
-            value = metrics.value(self.metric)
-            if value is not None:
-                self._move(value)
+        value = metrics.value(self.metric) if self.metric else None
+        if value is not None:
+            self._move(value)
 
     def _move(self, *metric: float) -> None:
         if self._scheduler is None:
@@ -130,7 +129,7 @@ class LearningRate:
                 f"{WHERE}: the checkpoint has {state['name']}, but the configuration has {self._name}; "
                 "resume with the schedule of the checkpoint, or start a new run"
             )
-        if self._scheduler is not None and state["scheduler"] and state["base_lr"] != self._base_lr:
+        if state["scheduler"] and state["base_lr"] != self._base_lr:
             raise CheckpointError(
                 f"{WHERE}: the dense rate began at {state['base_lr']:g}, but the configuration has {self._base_lr:g}; "
                 "a schedule does not allow this change: resume with the first rate, or start a new run"
@@ -145,7 +144,7 @@ class LearningRate:
             CheckpointError: see :meth:`check`.
         """
         self.check(state)
-        if self._scheduler is None or not state["scheduler"]:
+        if not state["scheduler"]:
             return
         for group, options in zip(self._optimizer.param_groups, state["groups"], strict=True):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})

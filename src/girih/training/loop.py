@@ -65,7 +65,7 @@ class Evaluation(StepHook):
             scores = self.scoring.score(self.data)
         if self.context.ranks.stopping:
             return None
-        return Scores() if scores is None else scores  # rank 0 has the scores of all trainers
+        return scores or Scores()  # rank 0 has the scores of all trainers
 
     def record(self, scores: Scores | None, state: RunState) -> None:
         """Computes metrics from scores: in this call if training depends on them, else in a thread."""
@@ -80,8 +80,7 @@ class Evaluation(StepHook):
                 self.metrics.submit(compute, note)
             return
         with self.context.stats.spans("evaluate"):
-            local_metrics = compute().as_dict() if ranks.first else None
-            metrics = Metrics.from_dict(ranks.broadcast(local_metrics))
+            metrics = Metrics.from_dict(ranks.broadcast(ranks.first and compute().as_dict()))
         note(metrics)
         self.learning_rate.after_evaluation(metrics.first)
         if self.options.early_stopping is not None:

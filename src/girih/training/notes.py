@@ -60,11 +60,8 @@ class Notes:
                 low, high = _range([low, high, _counted(batch.labels, batch.label_weights)])
             yield batch, position
         if num_batches == 1:
-            self._log_note(
-                "train",
-                "step",
-                f"batch_size = {batch_size:,}: an epoch is one step; smaller steps learn more",
-            )
+            text = f"batch_size = {batch_size:,}: an epoch is one step; smaller steps learn more"
+            self.log_note("train", "step", text)
         if self.compared:
             return
         owner = "" if self.ranks.size == 1 else " of trainer 0"
@@ -87,7 +84,7 @@ class Notes:
             data, f"all {scores.num_examples:,} examples of {data}", low, high, "AUC is not defined"
         )
         if absent > MANY_ABSENT * peeks:
-            self._log_note(
+            self.log_note(
                 data,
                 "ids",
                 f"{data}: {absent / peeks:.0%} of the ids have no row and read initial values; are they new, or encoded"
@@ -97,11 +94,12 @@ class Notes:
     def _constant(self, data: str, where: str, low: F32, high: F32, so: str) -> None:
         for name, least, most in zip(self.label_names, low.ravel(), high.ravel(), strict=False):
             if np.isnan(least):
-                self._log_note(data, name, f"label {name!r} does not count in any of {where}: {so}")
+                self.log_note(data, name, f"label {name!r} does not count in any of {where}: {so}")
             if least == most:
-                self._log_note(data, name, f"label {name!r} is {least:g} in {where}: {so}")
+                self.log_note(data, name, f"label {name!r} is {least:g} in {where}: {so}")
 
-    def _log_note(self, data: str, subject: str, text: str) -> None:
+    def log_note(self, data: str, subject: str, text: str) -> None:
+        """Logs a line, unless this data had a note with this subject."""
         if (data, subject) not in self._told:
             self._told.add((data, subject))
             self.log(text)

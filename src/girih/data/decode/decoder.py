@@ -298,8 +298,10 @@ class _ColumnReader:
             for row in told[: 1 if self._plan.until_bad else None].tolist():
                 reason = f"column {column!r}: expected {expected}"
                 message = f"column {column!r} {self._shown(column, row)}: expected {expected}"
-                if expected == LABEL and self._is_word(column, row):
-                    message += f"; derive it, as in derive = {{ {column} = \"{column} == 'yes'\" }}"
+                if expected == LABEL and not self._is_nothing(column, row):
+                    is_low = "-" in self._shown(column, row)
+                    test = "== 'yes'" if self._is_word(column, row) else "> 0" if is_low else "> 1"
+                    message += f'; derive it, as in derive = {{ {column} = "{column} {test}" }}'
                 if expected in (LABEL, NUMBER) and self._is_nothing(column, row):
                     message += "; if labels may be missing, set labels.missing = 'skip'"
                 if (word := self._value(column, row)) in _NULL_WORDS:

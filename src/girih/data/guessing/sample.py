@@ -212,19 +212,18 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
     form, files, encoding = _format(files)
     by = "name" if _ENDINGS.get(_ending(files[0].path) or "") == form else "first line"
     options: GuessedOptions = {"format": (form, f"by the file's {by}"), "train": (train, ""), **encoding}
+    size = sum(file.size for file in files)  # compressed files are smaller than their text: a low estimate
     if form in ("libsvm", "libffm"):
         table = _pairs(files, form)
-        size = sum(file.size for file in files)
         num_rows = round(table.num_rows * max(1.0, size / max(1, min(size, _PAIRS_BYTES))))
         return Sample(table, options, num_rows, {}, frozenset())
     source: Any
     if form == "parquet":
         source = ParquetSource(files)
-        names = list(dict.fromkeys([*source.column_names, *source.partitions.types]))
+        names = source.column_names
     elif form == "jsonl":
         source = JsonlSource(files, BLOCK_BYTES)
-        names = list(dict.fromkeys(name for start in source.starts for name in start.names))
-        names += [name for name in source.partitions.types if name not in names]
+        names = [name for start in source.starts for name in start.names]
     else:
         source, more = (
             (DelimitedSource(files, "\t", "", [CRITEO_COLUMNS], BLOCK_BYTES), {})
@@ -232,9 +231,10 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
             else open_delimited(files, BLOCK_BYTES, label)
         )
         options |= more
-        names = list(dict.fromkeys([*source.starts[0].names, *source.partitions.types]))
+        names = source.starts[0].names
+    names = list(dict.fromkeys([*names, *source.partitions.types]))
     if "" in names:
-        names = [name for name in names if name]
+        names.remove("")
         options["train"] = (train, "a column has no name, and is left out")
     plan = ReadPlan(Schema([Numeric(name=names[0])], "\0"), keep=tuple(names))
     tables, num_rows, num_bytes, bad = [], 0, 0, ""
@@ -248,11 +248,8 @@ def take_sample(paths: Sequence[str], label: str | None = None) -> Sample:
     if not tables:
         raise DataError(f"{files[0].address}: no rows that can be read{bad}")
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    strings = frozenset(
-        field.name for field in table.schema if columns.is_string(columns.value_type(field.type))
-    )
+    strings = frozenset(f.name for f in table.schema if columns.is_string(columns.value_type(f.type)))
     cells = Cells(table.select(names), is_text=form in ("csv", "criteo"))
-    size = sum(file.size for file in files)  # compressed files are smaller than their text: a low estimate
     estimated = max(num_rows, round(num_rows / num_bytes * size)) if num_bytes else num_rows
     of_types = frozenset() if form in ("csv", "criteo") else strings
     return Sample(cells.table, options | cells.data, source.num_rows or estimated, cells.features, of_types)

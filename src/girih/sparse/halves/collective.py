@@ -233,14 +233,15 @@ class ExchangingSparse(ShardedHalf[KeyRequest[Asked, Served], GroupTraffic[Asked
         num_asked = float(reads[0].passage.received.sum())
         worst = tables_here.amax(0, keepdim=True)
         # four times each, so that each group's number is at a multiple of 16 bytes, as its kernel expects
-        words = self.on_device(np.array([num_asked, *np.repeat(took_part, 4)]))
+        words = self.on_device(np.array([num_asked, *np.repeat(took_part, 4)])).to(here.device)
         with self.messages.waiting("vote", train=True):
             of_all = vote.cast((here[: 2 * len(reads)] >= 0).any(), torch.cat([worst, words]))
         if not vote.known_refused:
             # kernels expect -1 if they must update rows, and the number of a key otherwise
-            refused = torch.where(vote.refused, 0.0, -of_all[:, 2:].amax(0)).to(torch.int32).chunk(len(reads))
+            flags = torch.where(vote.refused, 0.0, -of_all[:, 2:].amax(0)).to(sums[0].device, torch.int32)
+            flags_of = flags.chunk(len(reads))
             for g, (group, read) in enumerate(groups):
-                group.apply(read.served, sums[g], refused[g], step, lr_scale)
+                group.apply(read.served, sums[g], flags_of[g], step, lr_scale)
         inverses = [(group.group, group.inverse(read.keys)) for group, read in groups]
         counts = self.late_counts() if vote.deferred else None
         self._report(vote, batch, inverses, [keys_here, of_all[:, :2], unique_here], counts)

@@ -139,7 +139,7 @@ class GroupMessages:
     def waiting(self, kind: str, *, train: bool) -> Iterator[None]:
         """Measures an exchange, until all ranks have joined it and all bytes have arrived.
 
-        On a GPU, measures only the launch of the exchange.
+        On a GPU, the host only launches exchanges, so this measures the time that it waits for a launched one.
         """
         start = time.perf_counter()
         yield

@@ -80,4 +80,5 @@ def numbers_on(device: torch.device, numbers: Sequence[int | Tensor]) -> Tensor:
     """Returns float64[K] on a device, from K numbers or tensors of one number. Never waits for a GPU."""
     if device.type == "cpu":
         return torch.tensor(numbers, dtype=torch.float64)  # one call, because each takes time
-    return torch.cat([torch.as_tensor(number, device=device).reshape(1).double() for number in numbers])
+    parts = [n.reshape(1) if isinstance(n, Tensor) else torch.full((1,), n, device=device) for n in numbers]
+    return torch.cat([torch.empty(0, dtype=torch.float64, device=device), *parts])

@@ -224,7 +224,7 @@ class GpuRoutedGroup:
             sources.append(Sources(there, pooled=False, whole=True, aligned=aligned))
         totals, refused = self.state.kernels.sums(served.keys, served.terms, served.pieces, sources)
         if not len(served.keys):
-            return totals, -1
+            return totals, refused
         table = served.unique.tables[refused.clamp(min=0).long()].long()
         return totals, torch.where(refused < 0, -1, self._first_table + table)
 
