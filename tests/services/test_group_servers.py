@@ -304,7 +304,7 @@ class TestFaults:
             half = group.trainer()
             step(half, case(0))
             os.kill(group.servers[1].companion.process.pid, signal.SIGKILL)
-            with pytest.raises(WireTimeout, match=r"group-server 1: .*nobody listens"):
+            with pytest.raises(WireTimeout, match=r"group-server 1: .*no process listens"):
                 step(half, case(1))
 
     def test_a_client_that_leaves_leaves_nothing(self):

@@ -542,7 +542,7 @@ def test_a_request_that_is_on_its_way_when_the_server_ends_is_answered(place, ta
 
 
 def refuses(host, port):
-    """Whether nobody listens any more."""
+    """Whether no process listens any more."""
     try:
         socket.create_connection((host, port), timeout=10).close()
     except ConnectionRefusedError:

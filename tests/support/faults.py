@@ -39,7 +39,7 @@ class Faults:
         dropped: it does not come, and the connection breaks soon.
         delay: it, and all behind it, is late by up to ``delay_s`` seconds.
         parted: the connection breaks before it, and none is made to that address for ``parted_s`` seconds.
-        cut_after: after so many messages the connection breaks, and nobody listens any more; None: never.
+        cut_after: after so many messages the connection breaks, and no process listens any more; None: never.
         seed: of the dice.
     """
 

@@ -162,7 +162,7 @@ class Dialer:
     def dial(self, secret: bytes, hello: Hello, timeout_s: float) -> tuple[Connection, Welcome]:
         listener = _LISTENERS.get(self._address)
         if listener is None:
-            raise ConnectionRefusedError(f"nobody listens at {self._address}")
+            raise ConnectionRefusedError(f"no process listens at {self._address}")
         self._stranger = stranger = _Stranger(secret, hello)
         listener.inbox.put(stranger)
         if not self._stopped:
