@@ -264,7 +264,7 @@ def settings(api: list[Any]) -> dict[str, Any]:
     ]
     nav: list[Any] = [
         {"Tutorials": [{title: page} for title, page in TUTORIALS.items()]},
-        {"How-to guides": [{title: list(pages)} for title, pages in GUIDES.items()]},
+        {"How-to guides": [*({title: list(pages)} for title, pages in GUIDES.items()), "troubleshooting.md"]},
         {"Reference": [*REFERENCE, {"Python": api}]},
         {"Explanation": [*({title: list(pages)} for title, pages in EXPLANATION.items()), *folders]},
     ]
