@@ -52,7 +52,14 @@ TUTORIALS = {
 GUIDES = {
     "Data": ("data.md", "labels.md", "quality.md"),
     "Training": ("daily.md", "python.md"),
-    "Models and evaluation": ("models.md", "nn.md", "retrieval.md", "metrics.md", "comparing.md", "loading.md"),
+    "Models and evaluation": (
+        "models.md",
+        "nn.md",
+        "retrieval.md",
+        "metrics.md",
+        "comparing.md",
+        "loading.md",
+    ),
     "Serving": ("publishing.md", "serving.md"),
     "Many processes": ("operations.md", "clusters.md", "scaling.md", "security.md", "checkpoints.md"),
     "Speed and memory": ("planning.md", "tiers.md", "precision.md", "gpu.md"),
