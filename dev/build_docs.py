@@ -52,7 +52,14 @@ TUTORIALS = {
 GUIDES = {
     "Data": ("data.md", "labels.md", "quality.md"),
     "Training": ("daily.md", "python.md"),
-    "Models and evaluation": ("models.md", "nn.md", "metrics.md", "comparing.md", "loading.md"),
+    "Models and evaluation": (
+        "models.md",
+        "nn.md",
+        "retrieval.md",
+        "metrics.md",
+        "comparing.md",
+        "loading.md",
+    ),
     "Serving": ("publishing.md", "serving.md"),
     "Many processes": ("operations.md", "clusters.md", "scaling.md", "security.md", "checkpoints.md"),
     "Speed and memory": ("planning.md", "tiers.md", "precision.md", "gpu.md"),
@@ -264,7 +271,7 @@ def settings(api: list[Any]) -> dict[str, Any]:
     ]
     nav: list[Any] = [
         {"Tutorials": [{title: page} for title, page in TUTORIALS.items()]},
-        {"How-to guides": [{title: list(pages)} for title, pages in GUIDES.items()]},
+        {"How-to guides": [*({title: list(pages)} for title, pages in GUIDES.items()), "troubleshooting.md"]},
         {"Reference": [*REFERENCE, {"Python": api}]},
         {"Explanation": [*({title: list(pages)} for title, pages in EXPLANATION.items()), *folders]},
     ]
