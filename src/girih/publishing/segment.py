@@ -53,7 +53,13 @@ class SegmentVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """The names of a segment: its number, that of the version before it (None for a snapshot), and its writer."""
+    """Identifies a segment of a log.
+
+    Attributes:
+        number: the version that the segment leads to.
+        previous: the version that the segment continues. None if the segment is a snapshot.
+        run, epoch: the run that writes the segment, and its epoch of the log.
+    """
 
     number: int
     previous: int | None
