@@ -1,5 +1,6 @@
-"""The dense half as a graph of operators, and the device of each operator. The classes are frozen, and have a JSON
-form.
+"""The dense half as a graph of operators, and the device of each operator.
+
+The classes are frozen, and have a JSON form.
 
 A tagging maps each operator to a device: "trainer", or "server 0" to "server k-1" (node_name in HT §3.2).
 """

@@ -114,8 +114,9 @@ def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[Pac
 
 
 def spread(volumes: Sequence[float], num_sets: int) -> list[list[int]]:
-    """Spreads volumes over sets, and keeps the largest sum small: at most 4/3 of the minimum. Returns indices of
-    volumes.
+    """Spreads volumes over sets, and keeps the largest sum small: at most 4/3 of the minimum.
+
+    Returns indices of volumes.
 
     The largest volume comes first. Each volume goes to the set with the smallest sum so far (Graham's rule). Every set
     gets a member if there are enough volumes. Members keep their order. The sets are in the order of their first

@@ -181,8 +181,9 @@ class Plan:
 
 
 def _is_like(value: object, expected: object) -> bool:
-    """Returns whether a value of a plan has the same type as the value that girih would write. Negative numbers do not
-    pass.
+    """Returns whether a value of a plan has the same type as the value that girih would write.
+
+    Negative numbers do not pass.
     """
     if value is None or expected is None:
         return True

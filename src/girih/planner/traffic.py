@@ -40,8 +40,9 @@ class Traffic:
 
 
 def ring_bytes(size_bytes: float, num_trainers: int) -> float:
-    """Returns the bytes of an AllReduce (DES §3.2.3, T_ring). Every part goes around once for the sum, and once for the
-    result.
+    """Returns the bytes of an AllReduce (DES §3.2.3, T_ring).
+
+    Every part goes around once for the sum, and once for the result.
     """
     return 2 * (num_trainers - 1) / num_trainers * size_bytes
 

@@ -82,8 +82,9 @@ def synchronous_seconds(facts: Facts, sent: Traffic, links: Links) -> tuple[Mapp
 def substitution(
     basis: Basis, sent: Traffic, seconds: Mapping[str, float], *, split: bool, num_messages: float
 ) -> StepCost:
-    """Predicts a step of ``substitution`` (DES, Algorithm 1). Each table is on one trainer, and partial results are
-    aggregated.
+    """Predicts a step of ``substitution`` (DES, Algorithm 1).
+
+    Each table is on one trainer, and partial results are aggregated.
 
     The path is the same as in :func:`synchronous`, with one difference: each trainer computes the upper network for all
     B examples, unless it is split. A trainer computes the operators only for its own features, a T-th of all. girih

@@ -122,8 +122,9 @@ def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCo
 
 
 def replicas(basis: Basis, service: RowService, *, nets: int, averaging: AveragingLoad) -> StepCost:
-    """Predicts ``hierarchical`` without group servers (HT §2.2). A trainer has r nets, and each net has its own step in
-    flight.
+    """Predicts ``hierarchical`` without group servers (HT §2.2).
+
+    A trainer has r nets, and each net has its own step in flight.
 
     A net's pass takes t / max(1, t // r) times as long as a pass with all t threads. The trainer's other nets are also
     steps in flight. The step already waits for these at the busiest resource, so the pass does not count them again. In
@@ -175,8 +176,9 @@ def _threads_of_net(basis: Basis, nets: int) -> int:
 
 
 def _pass_s(basis: Basis, threads: int) -> float:
-    """Returns the seconds of a net's pass with ``threads`` threads. Meanwhile one net of each other trainer computes
-    too.
+    """Returns the seconds of a net's pass with ``threads`` threads.
+
+    Meanwhile one net of each other trainer computes too.
     """
     crowd = max(1.0, basis.trainers * threads / basis.cores)
     return basis.dense.seconds(basis.share) * basis.facts.threads / threads * crowd

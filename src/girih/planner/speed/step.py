@@ -64,8 +64,9 @@ class StepCost:
         )
 
     def seconds(self, cores: float) -> dict[str, float]:
-        """Returns resource → seconds per step that limit the speed. The path counts divided by the number of steps in
-        flight.
+        """Returns resource → seconds per step that limit the speed.
+
+        The path counts divided by the number of steps in flight.
         """
         return {
             CORES: sum(self.work_s.values()) / cores,

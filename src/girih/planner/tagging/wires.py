@@ -1,5 +1,6 @@
-"""Chooses codecs between trainers and group servers. The choice includes the time of the codecs (HT §5.3 leaves this
-open).
+"""Chooses codecs between trainers and group servers.
+
+The choice includes the time of the codecs (HT §5.3 leaves this open).
 """
 
 from __future__ import annotations
