@@ -64,7 +64,7 @@ def ring_s(size_bytes: float, num_workers: int, link: Link) -> float:
 
 
 def des_s(sizes_bytes: Collection[float], num_workers: int, link: Link) -> float:
-    """Returns T_DES = Σ_j T_ring(S_Mj), with one AllReduce for each aggregation. Its partial results have S_Mj bytes."""
+    """Returns T_DES = Σ_j T_ring(S_Mj), with one AllReduce for each aggregation, of S_Mj bytes."""
     return sum(ring_s(size, num_workers, link) for size in sizes_bytes)
 
 

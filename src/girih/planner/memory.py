@@ -51,7 +51,7 @@ class Copies:
         return self.groups * self.trainers_per_group
 
     def fewer(self) -> Iterator[tuple[str, Copies]]:
-        """Yields smaller runs, the most similar run first. Each item has the options to set, and the resulting copies."""
+        """Yields smaller runs, the most similar run first. Each item has the options to set and the copies."""
         for nets in range(self.nets - 1, 0, -1):
             yield f"nets to at most {nets}", replace(self, nets=nets)
         one = "nets = 1 and " if self.nets > 1 else ""

@@ -1,4 +1,4 @@
-"""A plan: the decisions that girih makes from the facts before it builds anything. It is frozen, and has a JSON form."""
+"""A plan: the decisions that girih makes from the facts before it builds anything. It is frozen and has a JSON form."""
 
 from __future__ import annotations
 

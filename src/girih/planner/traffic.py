@@ -67,7 +67,7 @@ class PartialSizes:
 
 
 def substitution(batch_size: int, num_trainers: int, sizes: PartialSizes) -> Traffic:
-    """Returns the traffic of ``substitution``: partial results and, if split, their gradients and the dense gradients."""
+    """Returns the traffic of ``substitution``: partial results and, if split, their gradients and dense gradients."""
     others, column_bytes = (num_trainers - 1) / num_trainers, batch_size * sizes.partial_bytes
     of_sums = ring_bytes(sizes.summed * column_bytes, num_trainers)
     of_vectors = others * sum(sizes.concatenated) * column_bytes * (2 / num_trainers if sizes.split else 1)

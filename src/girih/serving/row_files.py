@@ -145,7 +145,7 @@ class Merging:
 
 
 def replaced(files: Sequence[RowsFile], merged: Sequence[RowsFile], by: RowsFile) -> list[RowsFile] | None:
-    """Returns a stack's files with the merged file in place of the old files. Returns None if the old files are gone."""
+    """Returns a stack's files with the merged file in place of the old files, or None if these are gone."""
     size = len(merged)
     for start in range(len(files) - size + 1):
         if tuple(files[start : start + size]) == tuple(merged):

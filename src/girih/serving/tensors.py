@@ -146,7 +146,7 @@ def _fits(datatype: str, value: JsonValue) -> bool:
 
 
 def _refused(name: str, datatype: str, data: Sequence[JsonValue]) -> DataError:
-    """Returns an error for the first value that has another type or is out of range. The error shows the value as JSON."""
+    """Returns an error for the first value of another type or out of range. The error shows the value as JSON."""
     expected = f"expected values of {datatype}, {_described(datatype)}"
     for place, value in enumerate(data):
         if not _fits(datatype, value):

@@ -125,7 +125,7 @@ def ring_messages(sent_bytes: float, trainers: int) -> float:
 
 
 def _in_turn(basis: Basis, *, readings: float, share: float | None = None, hidden_s: float = 0.0) -> StepCost:
-    """Returns a step in which all trainers do the same work at the same time. They look up, then compute, then update."""
+    """Returns a step in which all trainers do the same work at once. They look up, then compute, then update."""
     examples = float(basis.batch_size) if share is None else share
     return basis.cost(
         readings=readings,

@@ -14,7 +14,7 @@ class Device(Options):
     """One trainer, or one group server.
 
     Attributes:
-        cores: number of cores that the device can keep busy. This is at most its number of threads.
+        cores: number of cores that the device can keep busy: at most those of its machine, and at most its threads.
         flops_per_s: speed of one core, for operators that were not measured.
         bytes_per_s: speed of sending. The device can receive at the same speed meanwhile. None means no limit.
         memory_bytes: memory for parameters, optimizer state and activations; None means no limit.

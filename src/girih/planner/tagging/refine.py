@@ -201,7 +201,7 @@ class _Search:
         return [device for device in devices if device != self.ledger.placed[bundle]]
 
     def _connected(self) -> list[list[int]]:
-        """Returns the movable bundles in sets. A set is connected on one device. Its bundles are in the graph's order."""
+        """Returns sets of movable bundles that are connected on one device. Bundles are in the graph's order."""
         index, placed = self._index, self.ledger.placed
         movable = [number for number, bundle in enumerate(index.bundles) if bundle.movable]
         sets, members = DisjointSets(movable), frozenset(movable)
