@@ -1,12 +1,14 @@
 """Measures a machine: links of trainers, codecs, the work of steps, and short runs of strategies on generated data.
 
-A point is the first decile of the times of its rounds. It approximates the time without interference; a median grows tenfold if
-other processes need the cores. Links are timed by wall clock, and averaged over trainers. All trainers begin a round together, in
-several passes over all points, so that a disturbance hits a few rounds of many points. Calls send equal arrays back and forth, which
-are written before they are sent; a point is half of that time. Work is timed by processor time.
+A point is the first decile of the times of its rounds. It is close to the time without interference. A median grows
+tenfold if other processes need the cores. Links are timed by wall clock, and averaged over trainers. All trainers begin
+a round together. There are several passes over all points, so a disturbance affects only a few rounds of many points.
+Calls send equal arrays there and back, and write them before they send them. A point is half of this time. Work is
+timed by processor time.
 
-Processor time of links is that of all rounds, minus that of the same number of empty rounds. Both ends of a call do the same
-work, so it is twice that of one end. Processor time of a short run is the kernel's count for all its processes.
+The processor time of a link is the time of all rounds, minus the time of the same number of empty rounds. Both ends of
+a call do the same work, so girih doubles the time of one end. For a short run, the kernel counts the processor time of
+all its processes.
 
 Shapes: S bytes of a message, B examples, F features, D numbers of a row, W width of a layer.
 """
@@ -69,9 +71,9 @@ from girih.trainer import Trainer
 from girih.training.specs import dense_spec, sparse_spec
 
 SIZES = tuple(128 << 2 * power for power in range(9))
-"""128 B to 8 MiB."""
+"""Sizes of messages, from 128 B to 8 MiB."""
 POINT_S = 0.2
-"""Seconds to measure a point of a link for, unless that gives too few rounds."""
+"""Seconds to measure a point of a link. It takes longer if these give too few rounds."""
 _PASSES, _WARM_UP, _FEWEST, _MOST = 4, 2, 2, 100  # the last three are rounds per pass
 Work = Callable[[], object]
 LinkSize = tuple[str, int]
@@ -80,12 +82,12 @@ LinkSize = tuple[str, int]
 def measure_links(
     ranks: TrainerGroup, *, host: str, secret: bytes, sizes: Sequence[int] = SIZES, point_s: float = POINT_S
 ) -> Links | None:
-    """Measures and fits all links; returns them on rank 0. All trainers call it; there must be at least two.
+    """Measures and fits all links. Returns them on rank 0. All trainers call it, and there must be at least two.
 
     Args:
         host: the host on which this trainer listens.
         secret: the secret of the run.
-        sizes: S; rounded up to 4 bytes per trainer for collectives.
+        sizes: sizes S of messages. For collectives, they are rounded up to 4 bytes per trainer.
     """
     keep_freed_memory()  # the same as trainers; otherwise large messages cause page faults
     points, cpu_s = _measure(
@@ -120,7 +122,7 @@ def _collectives(ranks: TrainerGroup, size: int) -> Iterator[tuple[LinkSize, Wor
 
 @contextmanager
 def _to_rank_1(ranks: TrainerGroup, address: str, secret: bytes) -> Iterator[Client | None]:
-    """Yields, on rank 0, a client of an echo server on rank 1; the other ranks wait."""
+    """Yields, on rank 0, a client of an echo server on rank 1. The other ranks wait."""
     with ExitStack() as stack:
         served = ""
         if ranks.rank == 1:
@@ -145,7 +147,10 @@ def _call(client: Client, size: int) -> None:
 def _measure(
     works: Mapping[LinkSize, Work], ranks: TrainerGroup, point_s: float
 ) -> tuple[dict[str, list[Point]], dict[str, list[Point]]]:
-    """Measures link → its points, and size with core-seconds of all ranks. All ranks make the same number of rounds."""
+    """Returns link → its points, and the core-seconds of all ranks by size.
+
+    All ranks make the same number of rounds.
+    """
     took: dict[LinkSize, list[float]] = {each: [] for each in works}
     busy_s: dict[LinkSize, float] = dict.fromkeys(works, 0.0)
     for _ in range(_PASSES):
@@ -170,12 +175,15 @@ def _measure(
 
 
 def _fast_s(seconds: Sequence[float]) -> float:
-    """The first decile."""
+    """Returns the first decile of times."""
     return sorted(seconds)[len(seconds) // 10]
 
 
 def _rounds_s(work: Work, num_rounds: int, ranks: TrainerGroup | None = None) -> list[float]:
-    """Returns seconds of each round by wall clock, begun by all ranks together; without ``ranks``, core-seconds."""
+    """Returns the wall-clock seconds of each round, which all ranks begin together.
+
+    Without ``ranks``, returns core-seconds.
+    """
     clock, took = time.process_time if ranks is None else time.perf_counter, []
     for _ in range(num_rounds):
         if ranks is not None:
@@ -187,11 +195,17 @@ def _rounds_s(work: Work, num_rounds: int, ranks: TrainerGroup | None = None) ->
 
 
 SHAPE = (256, 1024)
-"""A message of 1 MiB of float32: the outputs of a layer of 1,024 for 256 examples. Most messages exceed a core's cache too."""
+"""The shape of a message of 1 MiB of float32, the outputs of a layer of 1,024 for 256 examples.
+
+Like most messages, it exceeds the cache of a core.
+"""
 
 
 def measure_codecs(ranks: TrainerGroup) -> Mapping[str, CodecSpeed]:
-    """Measures all codecs of activations and gradients, by name; the mean over trainers, which measure together, as in training."""
+    """Measures all codecs of activations and gradients, by name. Trainers measure together, as in training.
+
+    Returns the mean over trainers.
+    """
     ahead.make_ready(ahead.packing_tensors())
     speeds = {}
     for name, codec in {**ACTIVATIONS, **GRADIENTS}.items():
@@ -202,7 +216,7 @@ def measure_codecs(ranks: TrainerGroup) -> Mapping[str, CodecSpeed]:
 
 
 def measure_codec(codec: Codec, rounds: int = 30) -> CodecSpeed:
-    """Measures one codec in this thread, top-k with error feedback. Times are first deciles of rounds."""
+    """Measures one codec in this thread. Top-k has error feedback. The times are first deciles of rounds."""
     values = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
     stream = ErrorFeedback(codec) if isinstance(codec, TopK) else codec
 
@@ -248,7 +262,10 @@ def measure_work(ranks: TrainerGroup) -> StepWork:
 def measure_rows(
     optimizers: tuple[optim.SparseOptimizer, ...] = OPTIMIZERS, rounds: int = ROUNDS
 ) -> tuple[Rate, dict[str, Rate]]:
-    """Measures the rate of lookups, the median over optimizers, and the rate of updates by optimizer name."""
+    """Measures the rates of lookups and updates.
+
+    Returns the median rate of lookups over optimizers, and updates by optimizer.
+    """
     ahead.make_ready(ahead.training([[each] for each in optimizers], []))
     measured = {each.name: [_rows_s(each, *point, rounds) for point in POINTS] for each in optimizers}
     lookups = np.median([[lookup for lookup, _ in points] for points in measured.values()], axis=0)
@@ -266,7 +283,10 @@ def fit_rate(seconds: list[float]) -> Rate:
 
 
 def measure_products(rounds: int = ROUNDS) -> tuple[tuple[int, float], ...]:
-    """Returns W → operations per second of a layer of W inputs and outputs, forward and backward, on one core."""
+    """Returns W → operations per second of a layer with W inputs and outputs, on one core.
+
+    The operations are those of the forward and the backward pass.
+    """
     threads, points = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
@@ -285,7 +305,10 @@ def _pass(layer: torch.nn.Linear, inputs: torch.Tensor) -> None:
 
 
 def measure_reading(rounds: int = 4) -> tuple[float, float]:
-    """Returns core-seconds to read an example from Parquet, and each of its ids and numbers: a line through two schemas."""
+    """Returns the core-seconds to read an example from Parquet, and to read one of its ids or numbers.
+
+    They are a line through the times for two schemas.
+    """
     few, many = (_reading_s(count, rounds) for count in (2, 32))
     value_s = max(0.0, many - few) / 30
     return max(0.0, few - 2 * value_s), value_s
@@ -330,7 +353,7 @@ def _categories(dim: int) -> Schema:
 
 
 def _reading_s(values: int, rounds: int) -> float:
-    """Returns core-seconds of an example with ``values`` numbers, and half as many ids."""
+    """Returns the core-seconds to read an example with ``values`` numbers and half as many ids."""
     random = np.random.default_rng(0)
     columns: dict[str, Any] = {
         f"c{number}": random.integers(0, ROW_IDS, READ_ROWS) for number in range(values // 2)
@@ -381,20 +404,23 @@ RUN_IDS, DIM, HIDDEN = 4000, 16, (64, 32)
 LOGGED = 6
 """Steps per record in a short run."""
 WINDOW = {64: 4 * LOGGED, 4096: LOGGED}
-"""Examples of a trainer's share, in the two observations of each strategy → steps per window. Small steps take milliseconds,
-so their windows have more steps. The two differ a lot, so that the cost per id is precise."""
+"""Examples of a trainer's share, in the two observations of each strategy → steps per window.
+
+Small steps take milliseconds, so their windows have more steps. The two numbers of examples differ a lot, so that the
+cost per id is precise.
+"""
 WINDOWS, EPOCHS = 5, 4
-"""Windows per epoch, and epochs: the first epoch creates rows, the others are measured."""
+"""Windows per epoch, and epochs. The first epoch creates rows, and girih measures the others."""
 
 
 def ways(trainers: int) -> Mapping[str, Strategy]:
-    """Returns calibration key → girih's strategy without pipelining, which is measured for this key."""
+    """Returns calibration key → the strategy that girih measures for this key, without pipelining."""
     variants = (variant for kind in BY_NAME.values() for variant in kind.with_trainers(trainers))
     return {variant.calibration_key: variant.without_pipelining() for variant in variants}
 
 
 def write_data(folder: Path, trainers: int) -> None:
-    """Writes Parquet files for both runs, of one epoch each, with uniform ids."""
+    """Writes Parquet files with uniform ids for both runs, with one epoch each."""
     random = np.random.default_rng(0)
     for examples, window in WINDOW.items():
         rows = examples * trainers * window * WINDOWS
@@ -408,7 +434,7 @@ def observe(
 ) -> tuple[Observed, Observed] | None:
     """Trains with small steps, then with larger ones. All trainers call it. Returns the observations on rank 0.
 
-    The predicted times of a step's parts are subtracted later. The rest is the strategy's overhead.
+    girih later subtracts the predicted times of a step's parts. The rest is the strategy's overhead.
     """
     schema = _categories(DIM)
     meter = _Meter(cluster, {"trainer": strategy.trainers, **strategy.roles})
@@ -440,7 +466,7 @@ def observe(
 
 @dataclass
 class _Meter(Callback):
-    """Receives records of a run, and notes wall-clock and processor time at each."""
+    """Receives the records of a run, and notes the wall-clock time and the processor time at each record."""
 
     cluster: Cluster
     counts: Mapping[str, int]
@@ -466,7 +492,10 @@ class _Meter(Callback):
             self.notes.append((record["step"], time.perf_counter(), sum(map(_cpu_s, pids))))
 
     def quartiles(self) -> tuple[float, float]:
-        """Returns first quartiles over windows of core-seconds and seconds of a step: interference adds time, and the minimum varies."""
+        """Returns the first quartiles, over windows, of core-seconds and seconds of a step.
+
+        Interference adds time to most windows, and the minimum varies.
+        """
         windows = [
             ((by_then_s - busy_s) / (after - before), (until_s - since_s) / (after - before))
             for (before, since_s, busy_s), (after, until_s, by_then_s) in pairwise(self.notes)

@@ -1,4 +1,7 @@
-"""Estimates one config under every strategy: refusals with reasons, predicted speeds, and the strategy to choose."""
+"""Estimates one config under every strategy.
+
+Returns predicted speeds, reasons for refusals, and the strategy to choose.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from girih.strategies.strategy import Strategy, price
 
 LEAST_TRAINERS = 2
 NEAR = 0.95
-"""Fraction of the best predicted speed from which a strategy counts as equally good."""
+"""A strategy with at least this fraction of the best predicted speed counts as equally good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +24,10 @@ class StrategyEstimate:
     """A strategy, with its estimate.
 
     Attributes:
-        strategy: with its options. is_configured: whether the config names it.
-        prediction: None if it is refused or not priced.
-        refused: the reason why it is refused or not priced; "" otherwise.
+        strategy: the strategy with its options.
+        is_configured: True if the config names this strategy.
+        prediction: the predicted speed. None if the strategy is refused or has no prediction.
+        refused: the reason why there is no prediction, or "".
     """
 
     strategy: Strategy
@@ -49,7 +53,9 @@ class StrategyEstimate:
 
 
 def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple[StrategyEstimate, ...]:
-    """Estimates the configured strategy, then all others with the same number of trainers, but at least two.
+    """Estimates the configured strategy, then all other strategies.
+
+    These have the same number of trainers, but at least two.
 
     Args:
         facts_of: a strategy → the facts for its number of trainers, with all inputs of a prediction.
@@ -79,7 +85,10 @@ def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple
 
 
 def choose(estimates: Sequence[StrategyEstimate]) -> tuple[StrategyEstimate | None, str]:
-    """Returns the estimate to use, and why: within 5 % of the fastest, the one with the fewest processes; None without speeds."""
+    """Returns the estimate to use, and the reason. Returns None if no speeds are known.
+
+    The choice is the strategy with the fewest processes among those within 5 % of the fastest.
+    """
     priced = [estimate for estimate in estimates if estimate.prediction is not None]
     if not priced:
         return None, "no speed is predicted for any strategy"

@@ -88,8 +88,8 @@ class CheckedConfig:
     """A checked config file: its options, model and data.
 
     Attributes:
-        mapping: the file as written, with overrides, but ``${NAME}`` not expanded, for ``run/config.toml``.
-        model_options: ``[model]``, expanded.
+        mapping: the file as written, with overrides, for ``run/config.toml``. ``${NAME}`` is not expanded.
+        model_options: the section ``[model]``, with ``${NAME}`` expanded.
         directory: the base of relative paths.
         plan: the plan to use; None makes a plan.
         calibrated: the calibration to predict the run's speed from; None predicts no speed.
@@ -131,7 +131,7 @@ class CheckedConfig:
         Args:
             overrides: each ``section.key=value``, or values by ``section.key``, applied in order.
             strategy: replaces all of ``[strategy]``, before the overrides.
-            run: the directory of the run. Its own files are data.
+            run: the directory of the run. Files in it count as data, not as code.
 
         Raises:
             ConfigError: an unknown or missing key, or a wrong type; says what, where and how to fix it.
@@ -206,7 +206,7 @@ class CheckedConfig:
         return mapping
 
     def write(self, run: Path) -> None:
-        """Writes a run's ``config.toml``, and records the classes and functions that it may name."""
+        """Writes a run's ``config.toml``, and records the classes and functions that this file may name."""
         mapping = self.with_absolute_paths()
         config.write_toml(run / "config.toml", mapping)
         record_classes(run, config.classes_in(mapping, self.where), self.directory)
@@ -287,11 +287,12 @@ class CheckedConfig:
 
 
 class RunConfig(CheckedConfig):
-    """A checked config file that can be planned, priced under every strategy, and trained."""
+    """A checked config file. Its methods plan a run, predict its speed under every strategy, and make its trainer."""
 
     def rehearse(self, datasets: Mapping[str, Dataset]) -> None:
-        """Does everything that a run does before its first step, and computes a loss. Writes nothing. In place of a strategy
-        with several processes, plans it and uses ``local``.
+        """Does everything that a run does before its first step, and computes the loss of the first batch. Writes nothing.
+
+        A strategy with several processes is planned, and ``local`` computes the loss.
 
         Raises:
             ConfigError, DataError: the same as in a run.
@@ -316,7 +317,7 @@ class RunConfig(CheckedConfig):
         return self.sparse(model), dense_spec(model, self.schema, self.train, self.dense_optimizer, Stats())
 
     def planned_net(self, calibration: Calibration | None = None) -> tuple[Plan, PlacedNet | None]:
-        """Returns the plan and the placed operators. Does the work of rank 0 here: measures the first batches.
+        """Returns the plan and the placed operators. Measures the first batches, as rank 0 of a run would do.
 
         Args:
             calibration: predicts times, and decides options that depend on a calibration.
@@ -381,7 +382,7 @@ class RunConfig(CheckedConfig):
         callbacks: Sequence[Callback] = (),
         cluster: Cluster | None = None,
     ) -> Trainer:
-        """Makes the trainer of this configuration; without a ``run`` it writes nothing."""
+        """Makes the trainer of this configuration. Without a ``run``, the trainer writes nothing."""
         model, trains = self.model(), run is not None or cluster is not None
         with config.located(self.where):
             return Trainer(
@@ -429,7 +430,7 @@ class RunConfig(CheckedConfig):
 class _KeepsConfig(Callback):
     """Writes a run's ``config.toml`` once, when the run begins and owns its directory.
 
-    Not again, since a scaled run continues with a new plan, and its file already has the new numbers.
+    A scaled run continues with a new plan, but does not write the file again. The file already has the new numbers.
     """
 
     run: Path

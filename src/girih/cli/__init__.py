@@ -1,4 +1,7 @@
-"""The command line: parse, call, print. Status 0; 2 for the user's mistake; 130 after a signal; 1 otherwise."""
+"""The command line: parses the arguments, calls the library, and prints the result.
+
+The status is 0, 2 for the user's mistake, 130 after a signal, and 1 otherwise.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +50,12 @@ COMMANDS = {
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
 }
-"""The list of ``girih --help``, which imports no command."""
+"""The commands that ``girih --help`` lists. The list imports no command."""
 MODULES = {
     **dict.fromkeys(("compare", "report", "scale", "status"), "runs"),
     **dict.fromkeys(("evaluate", "export", "export-embeddings", "predict", "prune"), "final_model"),
 }
-"""The module of each command that shares a module. Other commands have a module with their name."""
+"""The module of each command that shares a module with others. Other commands have a module with their name."""
 LINE_WIDTH = 100
 """The width of the list of commands, so that each command has one line in any terminal."""
 
@@ -114,7 +117,10 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits with its status, 130 after a signal. The process belongs to girih."""
+    """Runs one command and exits with its status.
+
+    The status is 130 after a signal. The process runs only this command.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     process_settings.defer_dynamo()

@@ -122,7 +122,7 @@ def _constant_labels(split: str, batch: Batch, data: Dataset) -> list[str]:
 
 @dataclass(slots=True)
 class _Seen:
-    """The ids of a feature: their number, the number of missing ids, and up to two ids."""
+    """The ids of a feature: the number of ids, the number of missing ids, and up to two different ids."""
 
     num_ids: int = 0
     num_missing: int = 0
@@ -179,7 +179,7 @@ def _sampled(train: Dataset, *, nested: bool) -> tuple[Growth, list[str]]:
 
 
 def _kept(train: Dataset, sources: Iterable[str]) -> pa.Table:
-    """Returns unchanged columns of the first batch, without bad rows."""
+    """Returns the columns of ``keep`` in the first batch, without bad rows."""
     return next(iter(replace(train.without_labels(keep=sources).in_order(), on_bad_row="skip"))).kept
 
 

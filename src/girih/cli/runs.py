@@ -167,7 +167,7 @@ def _is_on(run: Path) -> bool:
 
 
 def _is_told_over(run: Path) -> bool:
-    """Returns whether this machine knows that no process has the run, or will have it."""
+    """Returns whether this machine knows that no process has the run, and that none will have it."""
     lease, request = Lease.of_run(run / LOCK), scale_requests.pending(run)
     if lease is None and request is not None and request.begun:
         return request.keeper is not None and request.keeper.is_of_this_machine

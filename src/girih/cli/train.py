@@ -1,4 +1,7 @@
-"""``girih train``: a trainer, or the launcher of several processes, which imports neither torch nor numba."""
+"""``girih train``: a trainer, or a launcher that starts several processes.
+
+The launcher imports neither torch nor numba.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ def train(
 
 
 def check_init(init_from: str, run: Path | None) -> None:
-    """Refuses an ``--init-from`` without a checkpoint, or that is the run itself, before any process starts."""
+    """Checks the checkpoint of ``--init-from`` before any process starts.
+
+    It must exist, and must not belong to the run itself.
+    """
     from girih import checkpoint
 
     if run is not None and os.path.realpath(init_from) == os.path.realpath(run):
@@ -135,7 +141,10 @@ def _place(mapping: Mapping[str, object], where: str, directory: Path, run: Path
 
 
 def _way_on(run: Path) -> str:
-    """Returns the end of a run's error, which says how to continue. Empty if another process reports the error."""
+    """Returns the end of a run's error, which tells the user how to continue.
+
+    Empty if another process reports the error.
+    """
     if os.environ.get("RANK", "0") != "0":
         return ""
     if (newest := _newest(run)) is None:

@@ -90,7 +90,9 @@ def train(
 
 
 def beginning(newest: Storage | None = None, init: Storage | None = None) -> dict[str, str | None]:
-    """Returns the first trainer's first message to the others: the checkpoint to resume, or to begin with."""
+    """Returns the first message from the first trainer to the others: the checkpoint to resume, or to take weights
+    from.
+    """
     found = {"newest": newest, "init": init}
     return {name: None if place is None else place.absolute().url for name, place in found.items()}
 
@@ -206,7 +208,7 @@ def _showing_warnings(progress: Progress) -> Iterator[None]:
 
 
 def _finished_because(newest: Storage, run: Path, settings: RunConfig) -> str | None:
-    """Returns the reason why an ended run has nothing left to train, or None."""
+    """Returns the reason why nothing is left to train in a run, or None."""
     if read_summary(run) is None:
         return None
     state = checkpoint.Manifest.read(newest).run

@@ -1,1 +1,4 @@
-"""Roles as processes, and their launchers. The launcher imports no torch, so names are in separate modules."""
+"""Processes of a run, by role, and the launchers that start them.
+
+The launcher imports no torch, so names are in separate modules.
+"""

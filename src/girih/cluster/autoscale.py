@@ -1,4 +1,4 @@
-"""Scales roles by their busy share: adds a process to the bottleneck, removes a process of a role with little work.
+"""Scales roles by their busy share. Adds a process to the bottleneck, or removes a process of a role with little work.
 
 It makes the same requests as ``girih scale``, observes their effect, and undoes changes without benefit (decision 67).
 """
@@ -24,13 +24,16 @@ _LOG = logging.getLogger(__name__)
 LOOKS: Final = 3
 """The number of consecutive windows that must ask for the same change."""
 IDLE: Final = 0.5
-"""A process is removed if the others then work less than this. Below ``BOTTLENECK``, so that new processes stay."""
+"""A process is removed if the others would then have a busy share below this.
+
+The value is below ``BOTTLENECK``, so that girih does not remove a new process at once.
+"""
 GAIN: Final = 0.05
-"""An added process stays if training is faster by at least this share."""
+"""An added process stays if training becomes faster by at least this fraction."""
 LOSS: Final = 0.1
-"""A removal stays unless training is slower by this share, which exceeds the noise of a busy host."""
+"""A removed process returns if training becomes slower by this fraction. It exceeds the noise of a busy host."""
 HOLD: Final = 20
-"""An undone change is not tried again for this multiple of the time of a decision."""
+"""A change that was undone is blocked for this multiple of the time of a decision."""
 LOOK_S: Final = 0.5
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -74,13 +77,15 @@ class UsageWindow:
 
 
 class Autoscaler:
-    """Watches the processes of a run between two steps. Requests other numbers if they have too much or too little work.
+    """Watches the processes of a run between two steps.
+
+    Requests other numbers if they have too much or too little work.
 
     Args:
         bounds: limits of the roles whose number follows their load.
-        every_s: the time on which a decision is based. It also passes after each change, before the next decision or
-            judgement begins.
-        beyond_cores: True adds processes even if no core is free.
+        every_s: the seconds of training that a decision uses. After each change, girih also waits this long before it
+            decides or judges again.
+        beyond_cores: if True, adds processes even if no core is free.
     """
 
     def __init__(self, run: Path, bounds: Bounds, *, every_s: float, beyond_cores: bool = False) -> None:
@@ -144,7 +149,7 @@ class Autoscaler:
             self._ask(change, why, rate)
 
     def _judge(self, change: Change, before: float, rate: float) -> None:
-        """Keeps a change, or undoes it."""
+        """Keeps a change if it helped, or undoes it."""
         self._judged = None
         rates = f"{before:.0f} → {rate:.0f} samples/s"
         if rate >= before * (1 + GAIN if change.grows else 1 - LOSS):
@@ -156,7 +161,11 @@ class Autoscaler:
         self._ask(change.undone, f"{change} {effect}: {rates}", None)
 
     def _ask(self, change: Change, why: str, rate: float | None) -> None:
-        """Requests a change. ``rate`` before the change is used to judge it; None means no judgement."""
+        """Requests a change.
+
+        ``rate`` is the speed before the change, which is later used to judge it. None means that the change is not
+        judged.
+        """
         self._windows.clear()
         self._mark = None
         with suppress(RunDirectoryError):  # another request is in progress

@@ -1,7 +1,7 @@
 """The process of one role: ``python -m girih.cluster.child ROLE``, started by a launcher.
 
-The role comes through the pipe, which then stays open. The end of the pipe means that this process must end, or that
-its launcher is gone.
+The process receives its role through a pipe, which stays open. When the pipe closes, the process must end: its launcher
+closed it, or is gone.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _until_left_alone(
 
 
 def _remove_if_alone(segments: str) -> None:
-    """Removes the shared memory of the whole run, because the launcher, which would do so, is gone."""
+    """Removes the shared memory of the whole run if the launcher, which normally removes it, is gone."""
     if os.getppid() != PARENT:
         remove_segments(segments)
 

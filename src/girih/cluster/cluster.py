@@ -32,20 +32,23 @@ from girih.processes.segments import new_prefix, remove_segments
 from girih.telemetry.status_file import StatusTarget
 
 GRACE_S = 1.0
-"""The time in which a trainer may notice a lost process by itself. Then its waits are aborted."""
+"""Seconds in which a trainer may find a lost process by itself.
+
+After them, girih aborts everything that waits for the process.
+"""
 LEAVE_S = 10.0
 
 
 class Cluster:
     """The run's processes, as this trainer sees them, and the means to end them.
 
-    Made by :meth:`join`, or directly for a single trainer. Close it at the end.
+    :meth:`join` makes it. For a single trainer, call the constructor. Close it at the end.
 
     Attributes:
         ranks: the group of all trainers.
-        registry: has the addresses of roles, see :func:`girih.comm.registry.find`.
-        secret: every connection proves that it knows the secret.
-        segment: prefix of the names of shared memory of all roles of the run.
+        registry: lists the addresses of roles, see :func:`girih.comm.registry.find`.
+        secret: the secret of the run. Every connection must prove that it knows the secret.
+        segment: prefix of the names of all shared memory of the run.
         incarnation: the number of restarts of this trainer.
         options: the options of the run's processes.
     """
@@ -99,7 +102,10 @@ class Cluster:
         return f"{'tls' if self._encrypt else 'tcp'}://{self.host(name, index)}:*"
 
     def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
-        """Starts processes that will get roles from :meth:`start`; with ``again``, for roles that were ended."""
+        """Starts processes that will get roles from :meth:`start`.
+
+        ``again`` means that these roles have been ended before.
+        """
         if counts and self._first:
             self._starter().prepare(counts, again=again)
 
@@ -109,7 +115,7 @@ class Cluster:
         """Makes rank 0 or its launcher start roles. Returns their addresses, on all ranks.
 
         Args:
-            failure_policy: the consequence for the run when one of them is killed.
+            failure_policy: what happens to the run if one of these processes is killed.
 
         Raises:
             RoleError: a process could not begin.
@@ -122,7 +128,7 @@ class Cluster:
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """Restarts of killed processes by role; empty except on rank 0."""
+        """Number of restarts of killed processes, by role. Ranks except 0 have none."""
         return dict(self._roles.restarts) if self._roles is not None and self._first else {}
 
     @property
@@ -146,7 +152,10 @@ class Cluster:
         return isinstance(self._roles, LauncherControl)
 
     def scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
-        """Reports new numbers of processes to the launcher, if any; on rank 0, see :class:`LauncherControl`."""
+        """Reports new numbers of processes to the launcher, if there is one.
+
+        Only rank 0 does this; see :class:`LauncherControl`.
+        """
         if isinstance(self._roles, LauncherControl):
             self._roles.scale(stage, counts, overrides)
 
@@ -162,7 +171,7 @@ class Cluster:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Raises errors that name the lost process if another process does not answer."""
+        """Runs the body. If another process does not answer, raises an error that names the lost process."""
         try:
             yield
         except (RuntimeError, WireError, WireTimeout) as error:
@@ -180,7 +189,10 @@ class Cluster:
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """Ends all processes after the body. Errors of the body name the process that is gone."""
+        """Runs the body, then ends all processes.
+
+        If the body fails because a process is gone, the error names the process.
+        """
         try:
             with self.explaining():
                 yield self
@@ -191,7 +203,7 @@ class Cluster:
 
     @contextmanager
     def handle_stop(self, on_stop: Callable[[], None]) -> Iterator[bool]:
-        """Calls ``on_stop`` from another thread if the launcher gets a signal, instead of ending the run at once.
+        """Makes a signal to the launcher call ``on_stop`` from another thread, and not end the run at once.
 
         Yields:
             True if there is a launcher, which handles signals.
@@ -252,7 +264,7 @@ class Cluster:
             self._meet(rank, size, control.hello)
 
     def _join_torchrun(self, rank: int, size: int) -> None:
-        """Joins by torchrun: rank 0 serves a registry, and torchrun's store has its address."""
+        """Joins trainers that torchrun started. Rank 0 serves a registry, and torchrun's store has its address."""
         store, share = torchrun_store(size, self._bind, encrypt=self._encrypt)
         self._first, self._under_torchrun = rank == 0, True
         with share(store, self._hello() if self._first else None) as hello:
@@ -288,7 +300,7 @@ class Cluster:
         return self._roles or self.supervise(self.ranks.size)
 
     def supervise(self, num_trainers: int, trainer: Sequence[str] = ()) -> Supervisor:
-        """Starts to supervise the processes of the run in this process, which thereby is trainer 0.
+        """Makes this process trainer 0, which supervises the processes of the run.
 
         Args:
             trainer: the command of another trainer, if this process starts them.

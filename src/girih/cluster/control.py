@@ -17,16 +17,19 @@ from girih.errors import GirihError, RoleError, named
 from girih.processes.pipe import Pipe, as_text, from_text
 
 LAST_WORDS_S = 5.0
-"""The time for a trainer to end without its launcher: all processes end within ten seconds, even on a busy machine."""
+"""Seconds in which a trainer must end after its launcher is gone.
+
+All processes then end within ten seconds, even on a busy machine.
+"""
 GONE = "the launcher of this run is gone"
 
 
 class LauncherControl:
-    """A trainer's side: asks the launcher's supervisor to do the work of a local one.
+    """The trainer's side of the messages. It asks the supervisor in the launcher to do its work.
 
     Args:
-        lost: called by a thread, with the error to raise, when a process of the run is gone. If the launcher is
-            gone too, it is called again with another error.
+        lost: called by a thread, with the error to raise, when a process of the run is gone. If the launcher is gone
+            too, it is called again with another error.
 
     Attributes:
         hello: the launcher's first message: ``registry``, ``secret``, ``segments``, ``bind``; on several hosts also
@@ -46,7 +49,7 @@ class LauncherControl:
         pipe.unbind_life()
 
     def prepare(self, counts: Mapping[str, int], *, again: bool = False) -> None:
-        """See :class:`Supervisor`. At first the launcher has already done it, from the options."""
+        """See :class:`Supervisor`. The launcher has already prepared the first roles, which follow from the options."""
         if again:
             self._ask("prepare", dict(counts))
 
@@ -137,7 +140,7 @@ def serve(
     stoppable: Callable[[bool], None],
     scale: Callable[[str, Mapping[str, int], Sequence[str]], None],
 ) -> None:
-    """The launcher's side: does what a trainer asks for, until the trainer is gone."""
+    """Does what a trainer asks for, in the launcher, until the trainer is gone."""
 
     def start(name: str, specs: Sequence[str], policy: str, why: str) -> list[str]:
         return supervisor.start(

@@ -34,15 +34,15 @@ from girih.runs import scale_requests
 from girih.runs.scale_requests import ScaleStage
 
 LAST_WORDS_S = 20.0
-"""The time in which trainer 0 may report an error, before the launcher reports it."""
+"""Seconds in which trainer 0 may report an error. After them, the launcher reports it."""
 POLL_S = 0.2
 SAID_S = 0.5
-"""The time to receive the last messages of a killed trainer, unless it waits for roles to start."""
+"""Seconds to wait for the last messages of a killed trainer. Not needed if the trainer waits for roles to start."""
 USERS_MISTAKE = 2
 
 
 def launch(spec: Launch) -> int:
-    """Runs trainers and prepares roles. Returns trainer 0's status, or 130 after a signal that it ignores.
+    """Runs trainers and prepares roles. Returns the status of trainer 0, or 130 if trainer 0 ignores a signal.
 
     Raises:
         RoleError: trainer 0 was killed, or could not report in time that another process was killed.
@@ -61,7 +61,7 @@ def launch(spec: Launch) -> int:
 
 
 def _scaled(ended: _LaunchedRun, following: Launch) -> _LaunchedRun:
-    """Restarts the run with other numbers of processes, or with the numbers before if that fails."""
+    """Restarts the run with other numbers of processes. If that fails, restarts it with the previous numbers."""
     try:
         return _LaunchedRun(following, ended.deaths)
     except GirihError as error:
@@ -94,7 +94,7 @@ def handle_signals(on_signal: Callable[[], None], *, once: bool = False) -> Iter
 
 
 def leave_signals_to_launcher() -> None:
-    """In a process of a launcher, leaves the terminal's signals to the launcher, which forwards them."""
+    """Ignores the terminal's signals in a process of a launcher. The launcher forwards them."""
     if CONTROL in os.environ:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -119,7 +119,7 @@ class _LaunchedRun:
 
     Attributes:
         spec: the launched run, with its current words and counts.
-        deaths: see :class:`Supervisor`. The counts continue when all processes restart, in any numbers.
+        deaths: see :class:`Supervisor`. The counts continue when all processes restart.
         following: the run to launch after this one, with other numbers of processes; None if there is none.
     """
 
@@ -246,23 +246,26 @@ class _LaunchedRun:
         self._begin(kept)
 
     def _killed(self) -> list[Handle]:
-        """Returns processes that a signal ended and that all trainers depend on.
+        """Returns the processes that a signal ended and that all trainers need.
 
-        The process with the fewest restarts comes first. Others may have crashed because it was gone.
+        The process with the fewest restarts comes first. The others may have crashed because it was gone.
         """
         first = [self._first] if (self._first.status() or 0) < 0 else []
         killed = [*first, *self._supervisor.killed_for_all()]
         return sorted(killed, key=lambda handle: self.deaths[handle.key])
 
     def _may_restart_all(self) -> bool:
-        """Returns whether all trainers may restart: only if a signal killed a process, since errors would repeat."""
+        """Returns whether all trainers may restart.
+
+        They may if a signal killed a process. After an error, a restart would only repeat it.
+        """
         killed, most = self._killed(), self.spec.options.max_restarts
         if not killed or self._is_stopping:
             return False
         return self.deaths[killed[0].key] < most
 
     def _scale(self, stage: str, counts: Mapping[str, int], overrides: Sequence[str]) -> None:
-        """Sets other numbers of processes for restarted trainers, or for the run after this one."""
+        """Sets other numbers of processes: for trainers that restart, or for the run that follows this one."""
         words = [word for override in overrides for word in ("--set", override)]
         counts = {RoleName(name): count for name, count in counts.items()}
         scaled = replace(self.spec, counts={**self.spec.counts, **counts}, again=[*self.spec.again, *words])

@@ -18,8 +18,8 @@ class RoleResources(Options):
     """Resources of each process of a role on a cluster.
 
     Attributes:
-        cpus: cores; a trainer computes with this number of threads, at least one.
-        gpus: devices.
+        cpus: number of cores. A trainer computes with this number of threads, and at least one.
+        gpus: number of GPUs.
         memory: bytes; 0 requests no particular amount.
     """
 

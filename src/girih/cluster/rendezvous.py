@@ -1,4 +1,4 @@
-"""The meeting of trainers at rank 0 before they form a group, and the groups that are refused."""
+"""The trainers meet at rank 0 before they form a group. Some groups are refused."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def share_privately(store: TorchStore, hello: Mapping[str, str] | None) -> Itera
 
 
 def one_host(registry: Registry, rank: int, size: int, bind: str) -> str:
-    """Returns loopback, at which collectives listen if all trainers are on one host.
+    """Returns loopback, the address for collectives of trainers on one host.
 
     Args:
         bind: the address of this trainer's host.
 
     Raises:
-        ConfigError: they are on several hosts.
+        ConfigError: the trainers are on several hosts.
     """
     keys = [f"bind/{each}" for each in range(size)]
     registry.set(keys[rank], bind)

@@ -1,4 +1,4 @@
-"""Roles of the processes of a run, the modules of the roles, and the consequences when a process dies."""
+"""Roles of the processes of a run: their modules, and what happens to the run if a process dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from enum import Enum, StrEnum
 
 
 class RoleName(StrEnum):
-    """Names of roles, for every process of a run. The dense server of ``asynchronous`` is a thread of trainer 0."""
+    """Names of the roles of a run's processes.
+
+    The dense server of ``asynchronous`` is a thread of trainer 0 instead.
+    """
 
     LOADER = "loader"
     EMBEDDING_WORKER = "embedding-worker"
@@ -25,7 +28,7 @@ def module_of(name: RoleName) -> str:
 
 
 class RestartPolicy(Enum):
-    """Policy for a run when a process of a role is killed."""
+    """Says whether a process of a role restarts if it is killed."""
 
     END_RUN = "ends the run"
     RESTART = "restarts alone"
@@ -34,7 +37,7 @@ class RestartPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """The consequence for the run when a process of a role is killed.
+    """The policy for a killed process of a role: it restarts, or all trainers restart, or the run ends.
 
     Attributes:
         why: why the run ends, and the option that would change that; "" if there is none.
@@ -52,10 +55,10 @@ FAIL, RESTART, RELOAD_ALL = (
 
 
 class RestartRules:
-    """Decides which killed processes restart, and counts their restarts. It knows no process and no clock.
+    """Decides which killed processes restart, and counts their restarts. It does not handle processes or clocks.
 
     Attributes:
-        deaths: role and index → number of kills after which the process restarted.
+        deaths: role and index → number of times that the process restarted after it was killed.
         policies: by role; a role without a policy ends the run.
     """
 
@@ -110,7 +113,7 @@ class HostSpec:
 
     Attributes:
         command: a prefix of its command, for example ``("ip", "netns", "exec", "left")``.
-        host: the address at which it listens, and others reach it.
+        host: the address at which the process listens, and at which others reach it.
         environment: additional variables, for example ``GLOO_SOCKET_IFNAME``.
     """
 

@@ -61,19 +61,19 @@ class ProcessesFile:
 
 
 class Supervisor:
-    """The roles of a run, started by one launcher, and the trainers except the first.
+    """Supervises the processes of a run that one launcher started: all roles, and the trainers except the first.
 
     Args:
         registry: receives the addresses of roles. Trainers register themselves.
-        failed: called once, by a thread, with the error, after all other roles were ended.
+        failed: a function that a thread calls once with the error, after it has ended all other roles.
         num_trainers: the trainers that ``processes.json`` lists.
         max_restarts: how often each process of a role may restart.
-        may_restart_all: called by a thread when a process failed. True if all trainers restart, so that the run goes
-            on.
+        may_restart_all: a function that a thread calls when a process failed. It returns True if all trainers restart,
+            so that the run goes on.
 
     Attributes:
         handles: processes that were started and not ended since.
-        deaths: role and index → number of kills after which the process restarted.
+        deaths: role and index → number of times that the process restarted after it was killed.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Supervisor:
 
         Args:
             specs: a pickled :class:`girih.comm.service.Service` for each process.
-            failure_policy: the consequence for the run when one of them is killed after it has begun.
+            failure_policy: what happens to the run if one of these processes is killed after it has begun.
 
         Raises:
             RoleError: a process could not begin.
@@ -161,7 +161,7 @@ class Supervisor:
         self._file.write(self.handles)
 
     def kill_all_but(self, kept: Collection[str]) -> None:
-        """Ends all processes at once, except those of some roles, which :meth:`start` then finds unchanged."""
+        """Ends all processes at once, except the processes of some roles. :meth:`start` finds these unchanged."""
         self._prepared.clear()
         self._kept = set(kept)
         ended = self._claim(lambda handle: handle.name not in kept)
@@ -175,11 +175,13 @@ class Supervisor:
         return bool(matches) and all(handle.address and handle.status() is None for handle in matches)
 
     def killed_for_all(self) -> list[Handle]:
-        """Returns killed processes that restart all trainers: trainers except the first, roles with this policy."""
+        """Returns killed processes for which all trainers restart: trainers except the first, and roles with this
+        policy.
+        """
         return [handle for handle in list(self.handles) if self._is_for_all(handle)]
 
     def count_before_all_end(self, killed: Handle) -> None:
-        """Counts the death for which all restart, and new deaths of processes that restart alone."""
+        """Counts the death for which all trainers restart. Also counts new deaths of processes that restart alone."""
         with self._lock:
             for handle in {killed, *self.handles}:
                 restarts = self._rules.policy_of(handle.name) is RestartPolicy.RESTART
@@ -201,7 +203,7 @@ class Supervisor:
         self.show_in(None)
 
     def expect_end(self) -> None:
-        """Declares that processes that end from here on are no failure."""
+        """Makes the end of a process no failure from now on."""
         self._closing.set()
 
     def failure(self) -> Exception | None:
@@ -264,7 +266,7 @@ class Supervisor:
         return handle
 
     def _claim(self, wanted: Callable[[Handle], bool]) -> list[Handle]:
-        """Marks processes for their end, so that none of them is replaced. Returns them."""
+        """Marks processes that will end, so that nothing replaces them. Returns them."""
         with self._lock:
             matches = [handle for handle in self.handles if wanted(handle)]
             self._ending.update(matches)
@@ -369,12 +371,12 @@ def register_process(registry: Registry, handle: Handle) -> None:
 
 
 def rows_kept_in(life: int) -> str:
-    """Returns the registry's key which says that servers kept their rows for this incarnation of the trainers."""
+    """Returns the key of the registry that says that servers kept their rows for this incarnation of the trainers."""
     return f"rows/{life}"
 
 
 def error_of(handle: Handle, more: str = "") -> Exception:
-    """Returns the error for the end of a process; ``more`` is added if a signal killed it."""
+    """Returns the error for the end of a process. If a signal killed it, the error also has ``more``."""
     status, why = handle.status() or 0, handle.last_words()
     if status == 2 and why.startswith("girih: "):  # the user's mistake, in that process's words
         return ConfigError(why.splitlines()[-1].removeprefix("girih: "))

@@ -1,6 +1,6 @@
-"""Makes batches from sources and formats, and positions to resume from.
+"""Makes batches from sources in many formats, and positions from which reading can resume.
 
-Names are loaded on first use, because processes that keep rows use batches but read no files.
+Names are loaded on first use. Processes that keep rows use batches but read no files.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ class Share:
     Attributes:
         num_examples: number of examples of the whole batch.
         weight: the weight of this part's mean loss in the mean loss of the whole batch.
-        label_scale: float64[T], of the whole batch: see :func:`girih.data.batch.label_scale`; None if all labels count
-            for all examples.
-        sample: set if the ids are elsewhere: the number of the embedding worker that keeps them, and the number under
-            which they are kept (Persia §4.1, steps 1 and 3).
-        again: sends the ids again to a worker that restarted without them, and returns the new ``sample``. None if that
-            is impossible.
+        label_scale: float64[T], factors of the whole batch, see :func:`girih.data.batch.label_scale`. None if all
+            labels count for all examples.
+        sample: the number of the embedding worker that keeps the ids, and the number of the sample there (Persia §4.1,
+            steps 1 and 3). None if the batch has its ids.
+        again: a function that sends the ids again to a restarted worker that lost them. It returns the new ``sample``.
+            None if that is impossible.
     """
 
     num_examples: int
@@ -44,7 +44,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Batch:
-    """B examples, feature by feature (feature-major), as in a column store.
+    """B examples. The ids are stored feature by feature (feature-major), as in a column store.
 
     Do not write into the arrays: they are slices of larger arrays, and batches may share one. A larger array (for ids
     about 16 MB, or 4,096 rows) stays in memory while any slice of it is in use.
@@ -59,7 +59,7 @@ class Batch:
         label_weights: float32[B, T], the weight of an example for a label, in addition to the example's own weight. 0
             if the label is missing or masked out. None if all are equal.
         kept: a ``pyarrow.Table`` of B rows with the columns of the option ``keep``, or None.
-        share: this part's place in a step's batch; None if the batch is whole.
+        share: the place of this part in a step's batch. None if this is the whole batch.
         num_examples: B.
     """
 
@@ -140,12 +140,12 @@ def label_scale(batch: Batch) -> F64 | None:
     """Returns the factors of label weights that make each label's loss the mean over the examples that count for it.
 
     The step's loss is (1/T) Σ_t Σ_b w_b·m_bt·l_bt / Σ_b w_b·m_bt, with example weights w and label weights m. With s_t
-    = Σ_b w_b / Σ_b w_b·m_bt this loss is a mean over examples of (1/T) Σ_t s_t·m_bt·l_bt. So the parts of a batch need
-    only their own examples and s, and their losses add up to exactly this mean. It is not a mean of means.
+    = Σ_b w_b / Σ_b w_b·m_bt this loss is a mean over examples of (1/T) Σ_t s_t·m_bt·l_bt. So a part of a batch needs
+    only its own examples and s. The losses of all parts add up to exactly this mean, which is not a mean of means.
 
     Returns:
-        float64[T], for the step's whole batch if this is a part of it; 0 for a label that counts for no example of it. None
-        if labels have no weights.
+        float64[T], for the step's whole batch if this is a part of it; 0 for a label that counts for no example of it.
+        None if labels have no weights.
     """
     if batch.label_weights is None:
         return None
@@ -189,7 +189,7 @@ def micro_batches(batch: Batch, count: int) -> list[tuple[slice, Batch]]:
 
 
 def cut(batch: Batch, first: int, behind: int) -> Batch:
-    """Returns the examples from ``first`` up to ``behind``."""
+    """Returns the examples with numbers from ``first`` up to, and without, ``behind``."""
     size, num_features = batch.num_examples, batch.num_features
     starts = np.arange(num_features) * size
     begins, ends = (batch.offsets[starts + place].astype(np.int64) for place in (first, behind))

@@ -1,6 +1,6 @@
 """An endless synthetic click log with known click probabilities, and so with a known best AUC.
 
-Row r depends only on (seed, r), so the log can be made in any pieces, in any order.
+Row r depends only on (seed, r). So the rows can be computed in any pieces, in any order.
 
     logit = bias + Σ_f a_f·w(id_f) + b·s·⟨p(user), q(item)⟩ + c·s·⟨p(user), mean q(tags)⟩
                  + d·s·⟨p(context), q(item)⟩ + Σ_x e_x·z_x
@@ -52,11 +52,11 @@ def click_log(
         cardinality: number of users, and of values of ``f3``, …; there are a quarter as many items.
         zipf: exponent of the frequencies of ids; with a larger exponent, fewer ids get more of the rows.
         num_numeric: numeric features ``x0`` (log-normal), ``x1`` (normal), and so on in turn; some are null.
-        seed: of a whole log, its model included.
+        seed: the seed of the whole log and of its model.
 
     Returns:
-        A ``pyarrow.Table`` with these columns, ``tags`` (a list, some null) and ``click``. Also the probabilities that the
-        clicks were drawn from, float64[R]: their AUC on ``click`` is the ceiling.
+        A ``pyarrow.Table`` with these columns, ``tags`` (a list, some null) and ``click``. Also the probabilities that
+        the clicks were drawn from, float64[R]: their AUC on ``click`` is the ceiling.
 
     Raises:
         ConfigError: an invalid argument.
@@ -197,7 +197,7 @@ def _unit(bits: U64) -> F64:
 
 
 def _rarity(ranks: I64) -> F64:
-    """Returns the factor s: 1 for frequent ids, falling with the root of the rank."""
+    """Returns the factor s. It is 1 for frequent ids, and falls with the root of the rank."""
     return np.asarray(1.0 / np.sqrt(1.0 + ranks / 50.0))
 
 

@@ -71,9 +71,9 @@ class Dataset:
         on_bad_row: ``error`` stops at the first bad row; ``skip`` drops and counts bad rows.
         read_ahead: number of batches that are read before they are needed.
         source: the files.
-        plan: the parts of the files to read.
+        plan: the columns of the files to read, and their uses.
         negatives: adds examples to each batch, beyond its size; None adds none.
-        skipped: the bad rows that the latest pass has dropped so far.
+        skipped: the bad rows that the latest pass over the data has dropped so far.
 
     Examples:
         >>> import girih
@@ -150,12 +150,18 @@ class Dataset:
 
     @property
     def num_examples(self) -> int | None:
-        """Number of rows in all files, bad rows included; None unless this is cheap (Parquet, no ``where``)."""
+        """Number of rows in all files, bad rows included.
+
+        It is None unless the number is known without reading the rows: in Parquet files without ``where``.
+        """
         return self.source.num_rows if self.plan.where is None else None
 
     @property
     def num_epoch_examples(self) -> int | None:
-        """Number of examples of an epoch, with items drawn for each batch; None if rows are not counted."""
+        """Number of examples of an epoch, including items that are drawn for each batch.
+
+        None if the rows are not counted.
+        """
         rows, drawn = self.num_examples, self.negatives
         if rows is None or drawn is None:
             return rows
@@ -177,10 +183,12 @@ class Dataset:
         return self.skipped.count
 
     def with_negatives(self, items: Dataset, per_step: int) -> Dataset:
-        """Returns the same rows, with items of a catalogue appended to each batch: examples with label 0 and no user.
+        """Returns the same rows, and adds items of a catalogue to each batch.
 
-        They serve losses over the batch, and evaluations leave them out. The drawn items depend only on the seed and
-        the batch.
+        They are examples with label 0 and no user.
+
+        Losses over the batch use these examples as negatives. Evaluations leave them out. The drawn items depend only
+        on the seed and the batch.
 
         Args:
             items: one row per item, read without labels, with the schema of the item's features:
@@ -208,7 +216,7 @@ class Dataset:
         return replace(self, batch_size=batch_size)
 
     def meeting(self, where: Where) -> Dataset:
-        """Returns the rows that meet another condition, which replaces the present condition.
+        """Returns a dataset with another condition on rows, which replaces the present condition.
 
         Raises:
             DataError: the files do not have a column of the condition.
@@ -228,7 +236,7 @@ class Dataset:
         return data._over(data.source.so_far()) if data.source.endless else data
 
     def within(self, bounds: Sequence[Sequence[int]]) -> Dataset:
-        """Returns the same stream with the bounds of another reader, in the order that all its readers share."""
+        """Returns the same stream with the bounds of another reader. All readers of the stream see the same order."""
         return self._over(self.source.within(bounds))
 
     def ahead(
@@ -308,7 +316,8 @@ def make_dataset(
     """Makes a dataset over a source. ``columns`` is the schema in the source's own columns, if they differ.
 
     Raises:
-        ConfigError: an unusable option. DataError: files that do not fit the schema.
+        ConfigError: an option cannot be used.
+        DataError: the files do not fit the schema.
     """
     check_schema(schema)
     for option in options:
@@ -329,7 +338,7 @@ def make_dataset(
 
 
 def check_schema(schema: object) -> None:
-    """Refuses anything that is not a schema."""
+    """Raises an error unless the argument is a schema."""
     if not isinstance(schema, Schema):
         raise ConfigError(
             f"schema = {schema!r}: expected a girih.Schema, as Schema.load('config.toml') gives"
@@ -383,11 +392,11 @@ class Growth:
 
 
 def examples_of(data: Dataset) -> float | None:
-    """Returns the number of examples of an epoch, estimated from some units if they are not counted.
+    """Returns the number of examples of an epoch. If they are not counted, estimates the number from some units.
 
-    Assumes that a condition keeps the same share of all rows as of the sampled rows, and that text has the same number
-    of rows per byte. Returns None for streams, for compressed text, and for pyarrow datasets of files other than
-    Parquet.
+    The estimate assumes that a condition keeps the same share of all rows as of the sampled rows. It assumes that all
+    text has the same number of rows per byte. Returns None for streams, for compressed text, and for pyarrow datasets
+    of files other than Parquet.
     """
     if data.num_examples is not None or data.source.bounds is not None:
         return None if data.num_examples is None else float(data.num_examples)

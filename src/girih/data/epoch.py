@@ -1,7 +1,7 @@
-"""Reads an epoch as batches: gathers units into windows, permutes their rows, and cuts them.
+"""Reads an epoch as batches: gathers units into windows, permutes the rows of each window, and cuts batches.
 
-Units are row groups or blocks of lines. The cuts run through all windows, so a batch may begin in one window and end in
-a later window. While one window is used up, the next window is decoded in small pieces.
+A unit is a row group or a block of lines. A batch may begin in one window and end in a later window. While the batches
+of one window are used, the next window is decoded in small pieces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _LEAST_BYTES = 1 << 20  # windows are held in memory, so smaller arrays are not 
 
 @dataclass(slots=True)
 class SkippedRows:
-    """Bad rows that the latest pass has dropped: their number, also by reason, and the first one in words."""
+    """The bad rows that the latest pass has dropped: their number, their number by reason, and a description of the
+    first.
+    """
 
     count: int = 0
     by_reason: dict[str, int] = field(default_factory=dict)
@@ -37,9 +39,9 @@ class SkippedRows:
 
 
 class _Window(NamedTuple):
-    """Rows that were permuted together, and the batches that end among them.
+    """Rows that were permuted together, and the batches that end among these rows.
 
-    Each batch comes with the number of the window's rows that are used up after it.
+    Each batch comes with the number of the window's rows that are used after it.
     """
 
     start: Position
@@ -109,7 +111,7 @@ class _Windows:
 
     @property
     def end(self) -> Position:
-        """The start of the next epoch. In a stream, this is the end of this epoch."""
+        """The start of the next epoch. In a stream, the end of this epoch."""
         start, cursor = self._next, self._cursor
         if not cursor.offsets:
             return Position(epoch=start.epoch + 1, order=start.order)

@@ -1,4 +1,4 @@
-"""Draws items from a catalogue into each step's batch. Losses over the batch then have negatives without clicks.
+"""Draws items from a catalogue into each step's batch. So losses over the batch have negatives that no user clicked.
 
 Shapes: S items drawn, M items in the catalogue, F features.
 """

@@ -91,7 +91,7 @@ class NormalizationStats:
         return replace(self, count=count, mean=mean, squares=(deviations * deviations).sum(axis=0))
 
     def merge(self, other: NormalizationStats) -> NormalizationStats:
-        """Returns the statistics of the rows of both."""
+        """Returns the statistics of the rows of both objects together."""
         count = self.count + other.count
         total = np.maximum(count, 1.0)
         shift = other.mean - self.mean

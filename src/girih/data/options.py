@@ -125,7 +125,7 @@ class DataOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPaths:
-    """Paths of data, and the option that errors name.
+    """Paths of data, and the name of their option for errors.
 
     Attributes:
         format: None means the format of the options.
@@ -156,7 +156,7 @@ def open_dataset(
         split: ``train``, ``valid`` or ``test``.
         files: files to read instead of the files of the split.
         base_dir: the start of relative paths: the directory of the config file; None is the current directory.
-        cuts: where ``split`` cut the files. An empty mapping is filled.
+        cuts: the values at which ``split`` cuts the files. An empty mapping is filled.
 
     Raises:
         ConfigError: the split is not configured.
@@ -222,7 +222,7 @@ def _open_files(
 
 
 def _shown(paths: Sequence[object]) -> str:
-    """Returns paths as in a config."""
+    """Returns paths in the form in which a config has them."""
     return f'"{paths[0]}"' if len(paths) == 1 else str(list(paths))
 
 
@@ -234,7 +234,7 @@ def is_topic(paths: object) -> bool:
 def _open_topic(
     options: DataOptions, schema: Schema, address: str, *, ends: bool, reading: ReadOptions
 ) -> Dataset:
-    """Opens a topic. If it ``ends``, as for evaluation, it is read from its first to its last existing record."""
+    """Opens a topic. If ``ends`` is True, as for evaluation, reads from the first to the last existing record."""
     with_labels = reading.get("with_labels", True)
     dataset = readers.read_kafka(
         address,

@@ -39,13 +39,15 @@ class Position:
 
     Attributes:
         epoch: after the last batch of an epoch, the next epoch.
-        window: ordinal of the window that holds the next row, in this epoch.
-        part, byte, line: the window's beginning: place in the epoch's order of row groups or text files, and, in a text
-            file, byte (of its decompressed text) and line.
+        window: number of the window in this epoch that holds the next row.
+        part: the place of the window's first unit in the epoch's order of row groups or text files.
+        byte, line: the beginning of the window in a text file, in its decompressed text.
         row: number of rows of the window that earlier batches took.
         skipped: bad rows dropped before the window.
-        offsets: in a stream, each partition's next offset at the window's beginning; its epochs follow each other.
-        order: 16 hex digits of everything that determines the order of rows; a position fits only its own order.
+        offsets: in a stream, each partition's next offset at the beginning of the window. The epochs of a stream follow
+            each other.
+        order: 16 hex digits, a hash of everything that determines the order of rows. A position is valid only for its
+            own order.
     """
 
     epoch: _Place = 0

@@ -23,7 +23,7 @@ class ReadAhead(Iterator[T], Generic[T]):
     iterator is closed early, or when its last reference is dropped. Only one thread may consume.
 
     Args:
-        closed: closing sets this event, for items that wait for something.
+        closed: an event that :meth:`close` sets. Items that wait for something can wait for it too.
     """
 
     def __init__(self, items: Iterable[T], depth: int = 4, closed: threading.Event | None = None) -> None:

@@ -28,8 +28,9 @@ class ReadPlan:
         conditions: the derived labels, parsed.
         masks: label → the condition under which it counts, parsed. label_weights: label → the column of its weights.
         keep: columns that are passed on unchanged. where: the condition that rows must meet; None takes all.
-        null_values: texts that mean a missing value. notation: of numbers in text; None is the notation of programs.
-        until_bad: rows after the first bad row need not be read.
+        null_values: texts that mean a missing value. notation: the notation of numbers in text. None is the notation of
+            programming languages.
+        until_bad: True if rows after the first bad row need not be read.
     """
 
     schema: Schema

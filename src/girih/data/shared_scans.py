@@ -1,8 +1,8 @@
 """Shares readings of the same data among readers that are close to each other.
 
-A reading keeps the last batches that it decoded, for readers that are further back. A reader that needs an earlier
-batch starts another reading there. So data is decoded once while readers stay together, and never more often than once
-per reader. Batches and positions equal those of ``Dataset.batches``, regardless of the reading.
+A reading keeps the last batches that it decoded, for readers that are further back. If a reader needs an earlier batch,
+it starts another reading there. So data is decoded once while readers stay together. It is decoded at most once per
+reader. Batches and positions are the same as in ``Dataset.batches``, for any reading.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Reading:
 
     Attributes:
         kept: the last batches, by their positions, each with the position of the next batch.
-        head: position of the batch that is decoded next.
+        head: position of the batch that the reading decodes next.
         num_readers: number of readers that take batches from this reading.
     """
 
@@ -105,7 +105,10 @@ class _Reading:
         self.head, self.num_readers = at, 0
 
     def take(self, at: Position) -> tuple[Batch, Position] | None:
-        """Returns the batch at a position, and decodes it at the head. Returns None if the batch is no longer kept."""
+        """Returns the batch at a position. Returns None if the reading no longer keeps this batch.
+
+        If the position is the head, decodes the batch first.
+        """
         kept = self.kept.get(at)
         if kept is not None:  # without the lock: the thread that decodes may wait for a stream
             return kept

@@ -1,7 +1,8 @@
-"""Splits the same files into training, validation and test data, by the order of one column: a time, or any number.
+"""Splits the same files into training, validation and test data.
 
-One pass over this column finds the two cuts, from ranks. Each unit keeps at most :data:`RANKS` values, evenly spaced in
-its order. So a cut is off by less than 1 / RANKS of a unit's rows.
+The order of one column decides. The column has times, or any numbers. One pass over this column finds the two cuts,
+from ranks. Each unit keeps at most :data:`RANKS` values, evenly spaced in its order. So a cut is off by less than 1 /
+RANKS of a unit's rows.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _ORDERED = ("integers", "floats", "strings", "nulls")
 
 
 class Split(Options):
-    """The cuts of ``data.train``: the last rows are the test, the rows before validation, the rest training.
+    """The shares of ``data.train``.
+
+    The last rows are test data, the rows before them are validation data, and the rest are training data.
 
     Attributes:
         by: the column whose order is cut.

@@ -31,7 +31,7 @@ class Unit:
         after: the start of the next unit.
         numbers: for each of the R rows, its line, or its number in the file, from 1.
         is_text: rows are lines.
-        place: the word for the counted things; None: lines or rows.
+        place: the word for what ``numbers`` count. None stands for lines or rows.
         bad: bad rows that are not in the table.
     """
 
@@ -51,14 +51,14 @@ class Unit:
 
 
 def never() -> bool:
-    """Returns False: nobody asked to stop."""
+    """Returns False, because nobody can ask to stop."""
     return False
 
 
 class Source(ABC):
     """Files of one format whose headers have been read, or a stream.
 
-    The methods of this class serve files, which end by themselves.
+    The methods of this class are for files, which end by themselves.
 
     Attributes:
         num_parts: number of row groups or text files; an epoch's order permutes them.
@@ -83,7 +83,10 @@ class Source(ABC):
         return self
 
     def until(self, stopped: Callable[[], bool]) -> Source:
-        """Returns the same rows, which end on request. Readers of files check after each batch instead."""
+        """Returns the same rows, but reading ends on request.
+
+        Readers of files ignore this, and check after each batch.
+        """
         return self
 
     def so_far(self) -> Source:

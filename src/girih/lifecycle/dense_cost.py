@@ -1,4 +1,7 @@
-"""Memory and time that the model takes per example: measured, or counted for plans, which must not depend on a clock."""
+"""The memory and time that the model takes per example.
+
+A run measures both. A plan must not depend on a clock. For plans, girih counts the memory and uses nominal times.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,21 @@ from girih.sparse.spec import SparseSpec
 
 EXAMPLES, FEW, REPEATS = 256, 2, 3
 MOST, LIMIT_S = 20, 0.1
-"""Seconds to repeat passes for, at least three and at most twenty passes, since short passes vary."""
+"""The most passes to measure, and the seconds after which girih stops.
+
+It measures at least three passes, since short passes vary.
+"""
 
 
 def measure_dense_cost(
     data: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup, examples: int = EXAMPLES
 ) -> DenseCost | None:
-    """Runs a copy of the model forward and backward, with rows of zeros, on the first examples in file order.
+    """Runs a copy of the model forward and backward on the first examples in file order. Rows are zeros.
 
-    All trainers call it and compute at the same time, the same as in training. All use the result of rank 0. Memory
-    counts the tensors that autograd saves, each storage once. It does not count parameters and rows, which exist
-    anyway. Time is the time of a fast run, see :func:`_now`. A line through a small and a large pass separates the cost
-    of a pass from that of an example.
+    All trainers call it and compute at the same time, as in training. All use the result of rank 0. Memory is the
+    tensors that autograd saves, each storage once. Parameters and rows do not count, because they exist anyway. Time is
+    the time of a fast pass, see :func:`_now`. A small and a large pass give a line, which separates the fixed cost of a
+    pass from the cost of an example.
 
     Args:
         examples: number of examples in the larger pass.
@@ -71,7 +77,9 @@ def measure_dense_cost(
 def count_dense_cost(
     data: Dataset, sparse: SparseSpec, dense: DenseSpec, facts: Facts, num_local: int
 ) -> DenseCost | None:
-    """Returns the cost for plans, see :func:`measure_dense_cost`. Memory per example is counted, and times are nominal.
+    """Returns the cost of the model for plans. Memory per example is counted, and times are nominal.
+
+    See also :func:`measure_dense_cost`.
 
     Args:
         num_local: number of trainers that share this machine's memory.
@@ -90,7 +98,10 @@ def count_dense_cost(
 
 
 def count_update(dense: DenseSpec, speeds: Speeds) -> DenseCost:
-    """Returns the optimizer's cost for plans: its state is counted, and read and written at the nominal speed."""
+    """Returns the cost of the optimizer for plans.
+
+    Its state is counted. The time is that of reading and writing the state at the nominal speed.
+    """
     cost = with_update(DenseCost(0.0, host_memory_bytes()), dense, TrainerGroup())
     size = sum(each.nbytes for each in dense.module.parameters() if each.requires_grad)
     update_s = 2 * cost.parameter_copies * size / speeds.memory_bytes_per_s
@@ -98,9 +109,10 @@ def count_update(dense: DenseSpec, speeds: Speeds) -> DenseCost:
 
 
 def with_update(cost: DenseCost, dense: DenseSpec, ranks: TrainerGroup) -> DenseCost:
-    """Adds the cost of the optimizer, measured in some steps on a copy of the parameters, with gradients of zero.
+    """Adds the measured cost of the optimizer.
 
-    All trainers call it and use the result of rank 0.
+    The measurement makes some steps on a copy of the parameters, with gradients of zero. All trainers call it and use
+    the result of rank 0.
     """
     parameters = [
         nn.Parameter(each.detach().to(dense.device, copy=True))
@@ -134,9 +146,9 @@ def _first_examples(data: Dataset, count: int) -> Batch | None:
 
 @contextmanager
 def _copied(dense: DenseSpec) -> Iterator[nn.Module]:
-    """Yields a copy of the model.
+    """Yields a copy of the model, and restores the random state afterwards.
 
-    Its gradients and running moments may change. Afterwards, restores the random state.
+    The caller may change the gradients and running moments of the copy.
     """
     devices = [dense.device] if dense.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -171,9 +183,9 @@ def _kept_bytes(module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: E
 def _seconds(
     module: nn.Module, dense: DenseSpec, batch: Batch, embeddings: Embeddings
 ) -> tuple[float, float]:
-    """Returns the first quartiles of a pass's seconds, and of its busy threads.
+    """Returns the first quartile of the seconds of passes, and the first quartile of their busy threads.
 
-    The threads are counted by processor time, so other processes have no effect.
+    Busy threads follow from processor time, so other processes have no effect.
     """
     inputs, numeric = _inputs(dense, batch, embeddings)
     passes_s: list[float] = []
@@ -199,8 +211,8 @@ def _inputs(dense: DenseSpec, batch: Batch, embeddings: Embeddings) -> tuple[Emb
 def _now(device: torch.device) -> float:
     """Returns the wall-clock time for a GPU, and the processor time of this thread for a CPU.
 
-    This thread takes part in the whole pass. The run's other processes start at the same time, and import torch. By
-    wall clock, a pass took 2.4 times as long.
+    This thread takes part in the whole pass. The run's other processes start at the same time and import torch. So a
+    pass took 2.4 times as long by wall clock.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,6 +1,6 @@
-"""Begins a run with the weights of an earlier one: rows by table, dense parameters by name and shape.
+"""Begins a run with the weights of an earlier run: rows by table, and dense parameters by name and shape.
 
-The rest is new.
+Everything else begins anew.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ class Inherited:
 
     Attributes:
         place: the checkpoint.
-        rows: table → number of rows in the checkpoint. begun: table → reason why its optimizers start again.
-        parameters: names of dense parameters and buffers. normalized: features whose mean and deviation are kept.
+        rows: table → number of rows in the checkpoint.
+        begun: table → reason why its optimizers start again.
+        parameters: names of dense parameters and buffers.
+        normalized: features whose mean and deviation are kept.
         left: name of a thing that was not taken → reason.
         fresh: things without a counterpart in the checkpoint.
     """
@@ -125,9 +127,10 @@ def put_parameters(loaded: LoadedCheckpoint, dense: DenseHalf, inherited: Inheri
 
 
 def moments_of(loaded: LoadedCheckpoint, schema: Schema, inherited: Inherited) -> dict[str, object]:
-    """Returns the checkpoint's moments of features to standardize, for :meth:`NormalizationStats.to_dict`: parameters depend on them.
+    """Returns the checkpoint's mean and deviation of standardized features, for :meth:`NormalizationStats.to_dict`.
 
-    The moments stay. The new data are only measured for features that the earlier run lacks, or transforms differently.
+    The parameters depend on these values, so they stay. The new data are measured only for features that the earlier
+    run lacks or transforms differently.
     """
     theirs = {feature.name: feature for feature in loaded.schema.numeric}
     saved = {} if loaded.normalization is None else loaded.normalization.to_dict()

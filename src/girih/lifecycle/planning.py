@@ -1,4 +1,4 @@
-"""Makes a plan from facts: measures the first batches, chooses the plan, places operators, predicts the speed.
+"""Makes a plan from facts. Measures the first batches, chooses the plan, places operators, and predicts the speed.
 
 No decision depends on a clock.
 """
@@ -103,7 +103,10 @@ def model_facts(module: nn.Module, optimizer: OptimizerFactory, schema: Schema) 
 
 
 def _last_bucket(parameters: Sequence[nn.Parameter]) -> int:
-    """Returns the size of the last bucket that torch's DistributedDataParallel fills, from the last declared parameter to the first."""
+    """Returns the size of the last bucket of gradients.
+
+    Torch's DistributedDataParallel fills buckets from the last declared parameter to the first.
+    """
     filled = 0
     for number, parameter in enumerate(reversed(parameters), start=1):
         filled += parameter.numel()
@@ -113,7 +116,7 @@ def _last_bucket(parameters: Sequence[nn.Parameter]) -> int:
 
 
 def joined(strategy: Strategy, options: ClusterOptions | None = None) -> Cluster:
-    """Returns the trainers that a launcher, or ``torchrun``, has started for a strategy; or this process alone."""
+    """Returns the trainers that a launcher or ``torchrun`` has started for a strategy, or this process alone."""
     return Cluster() if strategy.capabilities.standalone else Cluster.join(strategy.trainers, options=options)
 
 
@@ -173,7 +176,7 @@ def decide(
 
     Args:
         train: the training data, if known. Rank 0 measures its first batches if the strategy needs the profile.
-        earlier: the plan of the resumed run. It is kept if it fits, else only its measurements are reused.
+        earlier: the plan of the resumed run. girih keeps it if it fits, and otherwise reuses only its measurements.
         pinned: the user's plan. If it names no hosts, trainers stay on their current hosts.
 
     Raises:
@@ -306,7 +309,7 @@ def _counted(batch: Batch, groups: Sequence[Group]) -> Iterator[tuple[str, int, 
 
 
 MOST_EXAMPLES = 4096
-"""Maximum examples in the measured pass; larger shares are extrapolated."""
+"""The most examples of a measured pass. The times of larger shares are extrapolated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +337,9 @@ def measured(
     dense: DenseSpec,
     ranks: TrainerGroup,
 ) -> Facts:
-    """Adds the facts to predict a speed: ids of the first batches, and a pass of the model on a trainer's share.
+    """Adds the facts that predict a speed: ids of the first batches, and a pass of the model on a trainer's share.
 
-    These facts are not for plans, because a measurement must not change what a run does.
+    Plans do not use these facts, because a measurement must not change what a run does.
     """
     trainers = facts.num_trainers
     profile = asdict(measure_access(train, sparse, trainers)) if ranks.first else None
@@ -353,9 +356,9 @@ def measured(
 def measured_pass(
     train: Dataset, sparse: SparseSpec, dense: DenseSpec, ranks: TrainerGroup, trainers: int
 ) -> DenseCost | None:
-    """Measures a pass of the model on one trainer's share, and its optimizer's step, with torch's current threads.
+    """Measures a pass of the model on one trainer's share, and a step of its optimizer.
 
-    Returns None if there are too few examples, see :func:`measure_dense_cost`.
+    Uses torch's current number of threads. Returns None if there are too few examples, see :func:`measure_dense_cost`.
     """
     share = max(1, min(MOST_EXAMPLES, train.batch_size // trainers))
     cost = measure_dense_cost(train, sparse, dense, ranks, share)
@@ -364,7 +367,7 @@ def measured_pass(
 
 @contextmanager
 def threads_of(num_trainers: int, machines: int = 1) -> Iterator[None]:
-    """Sets torch's threads to the share of each of ``num_trainers`` on ``machines`` like this one.
+    """Sets torch's threads to the share of one trainer, if ``num_trainers`` run on ``machines`` like this one.
 
     Restores the number afterwards.
     """
@@ -381,7 +384,9 @@ class PlacedNet:
     """The net of a run, placed on the devices of a group.
 
     Attributes:
-        plan: with its tagging. facts: with the operators and their devices. tagged: the tagging with its reasons.
+        plan: the plan, with the tagging.
+        facts: the facts, with the operators and their devices.
+        tagged: the tagging, with its reasons.
     """
 
     plan: Plan
@@ -471,7 +476,7 @@ class RunPlanner:
         return self.priced(plan, strategy)
 
     def priced(self, plan: Plan, strategy: Strategy) -> Plan:
-        """Returns the plan with its predicted speed, from the measurements for the run's plan."""
+        """Returns the plan with its predicted speed. The prediction uses measurements for this plan."""
         if self._priced_by is None or self.calibrated is None:
             return plan
         ranks, predicted = self.context.ranks, None
@@ -485,7 +490,7 @@ class RunPlanner:
     def step_cost(
         self, plan: Plan, strategy: Strategy, train: Dataset, calibration: Calibration
     ) -> StepCost | None:
-        """Predicts the cost of a step on these data on this machine, on rank 0, or None if it cannot be predicted."""
+        """Predicts, on rank 0, the cost of a step on these data on this machine. Returns None if this is impossible."""
         halves = self.context.sparse.following(plan), self.context.dense
         facts = measured(self.facts, calibration, train, *halves, self.context.ranks)
         if not self.context.ranks.first:

@@ -60,10 +60,10 @@ class Rescaling(StepHook):
 
     Args:
         context: without a run directory, no request is read.
-        held: whether the user gave a plan, which fixes the numbers of processes.
+        held: True if the user gave a plan. A plan fixes the numbers of processes.
 
     Raises:
-        ConfigError: the options autoscale a role that cannot change while trainers run.
+        ConfigError: the options scale a role automatically that cannot change while trainers run.
     """
 
     pauses = False
@@ -77,16 +77,19 @@ class Rescaling(StepHook):
         self._looked_s = 0.0
 
     def follow(self, strategy: Strategy, plan: Plan) -> None:
-        """Starts, or continues, training with this strategy and plan."""
+        """Takes the strategy and the plan with which training starts or continues."""
         self._strategy, self._plan = strategy, plan
 
     def due(self, state: RunState) -> bool:
-        """Checks for a request on rank 0, some times a second, until there is one."""
+        """Checks for a request on rank 0, several times a second, until there is a request."""
         looks = self._run is not None and self._wanted is None
         return looks and time.monotonic() - self._looked_s >= LOOK_S
 
     def run(self, state: RunState) -> None:
-        """Stops all trainers if there is a request. Else reports why not, or that it is done."""
+        """Stops all trainers if there is a request that can be carried out.
+
+        Otherwise reports the reason, or that the request is already done.
+        """
         self._looked_s, strategy, plan = time.monotonic(), self._strategy, self._plan
         if self.autoscaler is not None:
             self.autoscaler.look(plan.roles, state.examples, state.train_s)
@@ -244,7 +247,8 @@ def rescaled(
     The plan predicts no speed, because the old prediction was for other numbers of processes.
 
     Args:
-        saved: the checkpoint made now, if rows are copied. num_updates: number of updates that this trainer has made.
+        saved: the checkpoint that was just made, if rows are copied.
+        num_updates: number of updates that this trainer has made.
     """
     changed_strategy = strategy.with_counts(scaling.counts)
     count_options = strategy.capabilities.scalable_roles

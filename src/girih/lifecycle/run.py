@@ -164,7 +164,7 @@ class OpenRun:
         return self.session
 
     def ready(self, train: Dataset) -> tuple[Session, NormalizationStats]:
-        """Opens the session, and measures the normalization: all preparations for the first batch."""
+        """Makes all preparations for the first batch: opens the session, and measures the normalization."""
         return self.open(train), self.trainer_state.normalizing.of(train)
 
     def restore(self, place: Storage, train: Dataset | None = None, *, resume: bool = False) -> None:
@@ -190,7 +190,7 @@ class OpenRun:
             self._go_on(loaded, earlier)
 
     def inherit(self, place: Storage, train: Dataset | None = None) -> Inherited:
-        """Starts with the fitting parts of another run's checkpoint, see ``Trainer.init_from``."""
+        """Starts with the parts of another run's checkpoint that fit. See ``Trainer.init_from``."""
         loaded, inherited = load(place, None), Inherited(place.url)
         session = self.open(train)
         self.compiling(ahead.loading())
@@ -208,14 +208,20 @@ class OpenRun:
         return self.trainer_state.content(*self.opened())
 
     def _saved_content(self) -> Content:
-        """Returns the content of a checkpoint, once no segment holds the rows, and all metrics are on disk for a resumed run."""
+        """Returns the content of a checkpoint.
+
+        Waits until no segment holds the rows, and until all metrics are on disk for a resumed run.
+        """
         self.metrics.settle(wait=True)
         if self.publisher is not None:
             self.publisher.wait_copied()
         return self.content()
 
     def _newest_uses(self, loaded: LoadedCheckpoint) -> Mapping[str, int]:
-        """Returns the newest use of each table that counts seconds, on all trainers. Logs uses later than the clock."""
+        """Returns the time of the newest use of each table that counts seconds, over all trainers.
+
+        Logs times in the future.
+        """
         reader = PartReader(loaded.place, loaded.shards)
         newest: Mapping[str, int] = self.ranks.broadcast(reader.newest_uses() if self.ranks.first else None)
         for line in notes_of_future(newest):
@@ -225,7 +231,7 @@ class OpenRun:
     def _go_on(self, loaded: LoadedCheckpoint, earlier: Plan | None) -> None:
         """Continues the run of a checkpoint.
 
-        Restores the dense half's extra state if the net is spread as in the earlier plan.
+        Restores the dense half's extra state if the net is spread in the same way as in the earlier plan.
         """
         plan, session = self.opened()
         self.trainer_state.go_on(loaded, plan)
@@ -313,7 +319,9 @@ class OpenRun:
                 closing.callback(self.publisher.close)
 
     def live(self) -> dict[str, LiveNumber]:
-        """Numbers for :meth:`girih.telemetry.stats.Stats.watch`: steps, this trainer's examples, and refused steps."""
+        """Returns numbers for :meth:`girih.telemetry.stats.Stats.watch`: steps, this trainer's examples, and refused
+        steps.
+        """
         state = self.state
         return {
             "steps": state.step,
@@ -349,7 +357,7 @@ class TrainingRun(OpenRun):
     """A run that is trained. All trainers call its methods together."""
 
     def check(self, train: Dataset) -> None:
-        """Refuses a directory with another run, and data that do not fit a loaded position or negatives."""
+        """Checks that the directory has no other run, and that data fit a loaded position and negatives."""
         if train.negatives is not None and not self.notes.compared:
             raise ConfigError(
                 f"negatives: the loss of {self.facts.model.name} does not compare examples with each other, so negatives"
@@ -403,7 +411,10 @@ class TrainingRun(OpenRun):
         return stopped
 
     def final_metrics(self) -> Metrics | None:
-        """Metrics of the final weights on validation data, if training evaluated them; on the first trainer only."""
+        """Returns metrics of the final weights on validation data, on the first trainer only.
+
+        They exist if training evaluated these weights.
+        """
         step = self.state.step if self.state.best_step is None else self.state.best_step
         return None if self._log is None else self._log.evaluations.get(step)
 
@@ -422,7 +433,7 @@ class TrainingRun(OpenRun):
                     ending.callback(callback.on_end, summary)
 
     def _rescale(self, scaling: Scaling) -> None:
-        """Continues with other numbers of processes. Trainers have stopped for it."""
+        """Continues with other numbers of processes. Trainers have already stopped for the change."""
         step = self.state.step
         if self.publisher is not None:
             self.publisher.settle(wait=True)  # processes that write a segment may be about to end
@@ -445,7 +456,9 @@ class TrainingRun(OpenRun):
     def _fit(
         self, train: Dataset, valid: Dataset | None, until_epoch: int, *, resuming: bool = False
     ) -> Scaling | None:
-        """Trains until ``until_epoch`` epochs are done, or all stop. Returns the scaling that they stopped for, if any.
+        """Trains until ``until_epoch`` epochs are done, or all trainers stop.
+
+        Returns the scaling for which they stopped, if any.
 
         Args:
             resuming: whether this ``fit`` has already trained.

@@ -1,4 +1,7 @@
-"""The state of a run: what a checkpoint holds besides rows, parameters and the plan, and how a run resumes from it."""
+"""The state of a run that a checkpoint holds besides rows, parameters and the plan.
+
+A run resumes from this state.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,7 @@ class TrainerState:
     inherited: str | None = None
 
     def content(self, plan: Plan, session: Session) -> Content:
-        """Returns the content of a checkpoint made now."""
+        """Returns the content of a checkpoint of the current state."""
         session.sync()
         self.ranks.barrier()
         return Content(
@@ -132,7 +135,7 @@ class TrainerState:
         )
 
     def version(self, step: int, session: Session) -> SegmentVersion:
-        """Returns the state that a segment published now has, with the weights of a step."""
+        """Returns the state of a segment that is published now, with the weights of a step."""
         session.sync()
         self.ranks.barrier()
         return SegmentVersion(
@@ -224,8 +227,8 @@ def restore_random(
     Args:
         device: the device of the dense half. If it is a GPU, its generator has its own state.
         alike: whether all trainers draw the same masks. Then all restore the state of rank 0.
-        were_alike: ``alike`` of the saved run. A trainer that was not in it, or drew the same masks as rank 0, keeps
-            the state that it starts a run with.
+        were_alike: ``alike`` of the saved run. Some trainers keep the state with which they start a run: those that
+            were not in the saved run, and those that drew the same masks as rank 0.
     """
     if alike:
         rank = 0

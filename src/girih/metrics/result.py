@@ -253,7 +253,7 @@ class Metrics:
 
     @property
     def auc(self) -> float | None:
-        """The first label's AUC, from 0 to 1; None without both classes."""
+        """The first label's AUC, from 0 to 1. None if all examples have the same label."""
         return self.first.auc
 
     @property

@@ -1,7 +1,8 @@
-"""The calibration of a machine by ``girih calibrate``: links, codecs, and the work of training steps. Frozen, JSON both ways.
+"""The calibration of a machine: its links, its codecs, and the work of training steps. ``girih calibrate`` measures it.
 
 A link is a collective of trainers, or a transport between two processes. A codec compresses messages before sending and
-restores them afterwards. Work is the time of a core for rows, examples and steps.
+restores them afterwards. Work is the core time that rows, examples and steps take. The classes here are frozen, and can
+be written as JSON and read again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LINKS = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, "tcp", "shared")
 AGAIN = "measure again with girih calibrate"
 
 Point = tuple[Annotated[int, Bounds(1)], Positive]
-"""Size in bytes, and the first decile of times in seconds."""
+"""The size of a message in bytes, and the first decile of the measured times in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class CodecSpeed:
     """The time of a codec of activations or gradients on one core, per byte of the float32 message.
 
     Attributes:
-        pack_s_per_byte, unpack_s_per_byte: for a message of 1 MiB. With error feedback, the times include its sums.
+        pack_s_per_byte, unpack_s_per_byte: times to encode and to decode a message of 1 MiB. With error feedback, they
+            include the sums of errors.
     """
 
     pack_s_per_byte: Positive
@@ -71,10 +73,14 @@ class CodecSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Core-seconds of one call on the ids of an embedding group with D numbers each: linear in ids and in numbers.
+    """Core-seconds of one call on the ids of an embedding group. They grow linearly with the ids and their numbers.
+
+    An id has D numbers.
 
     Attributes:
-        call_s: per call. id_s: per id. number_s: per number of an id.
+        call_s: seconds of a call without ids.
+        id_s: seconds per id.
+        number_s: seconds per number of an id.
     """
 
     call_s: NonNegative
@@ -91,8 +97,8 @@ class StepWork:
     """Core-seconds, on one core, of the work that does not depend on the model.
 
     Attributes:
-        lookup: finding unique keys, looking up their rows, and pooling.
-        updates: name of a sparse optimizer → scattering gradients to keys, and updating their rows.
+        lookup: the time to find unique keys, look up their rows, and pool them.
+        updates: name of a sparse optimizer → the time to add up the gradients of each key, and to update the rows.
         example_s, value_s: per example read from Parquet, and per id or number in it.
         step_s: per step, without lookups, row updates and the passes of the model.
         products: width of a layer → operations per second of its forward and backward pass on one core.
@@ -113,12 +119,14 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """The time of a step beyond its parts: Python between them, handovers of threads, cold caches.
+    """The part of a step's time that its measured parts do not explain.
 
-    Both rates are for one trainer's share of a step, linear in its ids. They are fitted to short runs of the strategy.
+    Causes are Python code between the parts, handovers between threads, and cold caches. Both rates are for one
+    trainer's share of a step, linear in its ids. girih fits them to short runs of the strategy.
 
     Attributes:
-        work: core-seconds of all processes. path: seconds of the step that do not overlap with others.
+        work: core-seconds of all processes.
+        path: seconds of the step that do not overlap with other work.
     """
 
     work: Rate
@@ -135,10 +143,10 @@ class Calibration:
         machine: ``cores``, and other properties that identify it.
         links: all of ``LINKS``.
         codecs: name as in configs → speed.
-        work: None if only links are known; then communication can be predicted, but no speed.
-        overheads: calibration key of a strategy → the time of its steps beyond their parts.
-        machines: number of such machines; see :meth:`spread`.
-        version: version of this layout.
+        work: the work of steps. If None, girih can predict communication but no speed.
+        overheads: calibration key of a strategy → the overhead of its steps.
+        machines: number of equal machines that run together; see :meth:`spread`.
+        version: version of the file format.
     """
 
     trainers: Annotated[int, Bounds(2, 1024)]
@@ -165,7 +173,7 @@ class Calibration:
         return self.machines * int(self.machine.get("cores", self.trainers))
 
     def over(self, bytes_per_s: float) -> Calibration:
-        """Returns the same machine, with links of at most ``bytes_per_s`` in each direction."""
+        """Returns this calibration with slower links. No link carries more than ``bytes_per_s`` in each direction."""
         slower = {
             name: replace(link, bytes_per_s=min(link.bytes_per_s, bytes_per_s))
             for name, link in self.links.items()
@@ -175,7 +183,7 @@ class Calibration:
     def spread(self, machines: int) -> Calibration:
         """Returns the calibration of several machines like this one.
 
-        Processes and their work are spread evenly over them.
+        Processes and their work are spread evenly over the machines.
         """
         return replace(self, machines=machines)
 

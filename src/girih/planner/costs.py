@@ -1,7 +1,8 @@
-"""Predicts seconds of communication from calibrated links: the formulas of DES §3.2.3, and a step of each strategy.
+"""Predicts the seconds of communication in a step of each strategy, by the formulas of DES §3.2.3 and calibrated links.
 
-α, C: latency and bandwidth of a link. N: workers, here trainers. Nothing overlaps: these times ignore communication
-hidden behind computation, and the waiting of processes that share a core.
+α and C are the latency and the bandwidth of a link. N is the number of workers, which are trainers here. The formulas
+assume that nothing overlaps. They do not subtract communication that is hidden behind computation. They do not add the
+time that processes wait for a shared core.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from girih.planner.calibration import (
 from girih.planner.traffic import FLOAT_BYTES, PartialSizes, Traffic
 
 BUCKET_BYTES = 1 << 20
-"""Bytes of gradients of a replica that travel together. The first ones travel during most of the backward pass."""
+"""Bytes of a replica's gradients in one message. Most messages are sent while the backward pass still runs."""
 _VOTE_BYTES = 24
 _ANSWERS = 2  # empty messages: server to worker, and worker to trainer
 
@@ -46,10 +47,13 @@ def parameter_server_s(
 
 
 def half_ring_s(size_bytes: float, num_workers: int, link: Link) -> float:
-    """Returns (N − 1)(α + S / (N C)): reduce-scatter or all-gather, the halves of a ring; also AllToAll of N equal parts.
+    """Returns (N − 1)(α + S / (N C)), the time of one half of a ring: a reduce-scatter or an all-gather.
+
+    An AllToAll of N equal parts takes the same time.
 
     Args:
-        size_bytes: S, the bytes that are summed or gathered; in AllToAll, all bytes of a worker, with its own part.
+        size_bytes: S, the bytes that are summed or gathered. For an AllToAll, S is all bytes of a worker, including the
+            part for itself.
     """
     return (num_workers - 1) * one_way_s(size_bytes / num_workers, link)
 
@@ -60,12 +64,15 @@ def ring_s(size_bytes: float, num_workers: int, link: Link) -> float:
 
 
 def des_s(sizes_bytes: Collection[float], num_workers: int, link: Link) -> float:
-    """Returns T_DES = Σ_j T_ring(S_Mj): an AllReduce for each aggregation, of S_Mj bytes of partial results."""
+    """Returns T_DES = Σ_j T_ring(S_Mj), with one AllReduce for each aggregation, of S_Mj bytes."""
     return sum(ring_s(size, num_workers, link) for size in sizes_bytes)
 
 
 def link_s(name: str, size_bytes: float, num_workers: int, link: Link) -> float:
-    """Returns the time of one operation of a link of ``LINKS``: AllReduce, another collective, or one message."""
+    """Returns the time of one operation of a link of ``LINKS``.
+
+    The operation is an AllReduce, another collective, or one message.
+    """
     if name == ALL_REDUCE:
         return ring_s(size_bytes, num_workers, link)
     if name in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL):
@@ -74,10 +81,10 @@ def link_s(name: str, size_bytes: float, num_workers: int, link: Link) -> float:
 
 
 def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
-    """Fits α ≥ 0 and C of a link to its formula. Candidates go through two points, or through one with α = 0.
+    """Fits α ≥ 0 and C of a link to measured points.
 
-    The best one has the smallest sum of |log(formula / measured)|. So small and large sizes count equally, and an
-    outlier has little effect.
+    Each candidate is a line through two points, or through one point with α = 0. The best candidate has the smallest
+    sum of |log(formula / measured)|. So small and large sizes count equally, and an outlier has little effect.
     """
 
     def formula(size: float, latency_s: float, bytes_per_s: float) -> float:
@@ -97,7 +104,7 @@ def fit(name: str, points: Sequence[Point], num_workers: int) -> Link:
 
 
 def sent_by_all(name: str, size_bytes: float, num_workers: int) -> tuple[float, float]:
-    """Returns messages of one operation of a link, and their bytes, over all workers."""
+    """Returns the number of messages that all workers send in one operation of a link, and their bytes."""
     others = num_workers - 1
     if name == ALL_REDUCE:  # per worker N - 1 messages to sum and N - 1 to spread the result, each of an N-th
         return 2.0 * num_workers * others, 2.0 * others * size_bytes
@@ -107,10 +114,12 @@ def sent_by_all(name: str, size_bytes: float, num_workers: int) -> tuple[float, 
 
 
 def with_cpu(name: str, link: Link, cpu_s: Sequence[tuple[int, float]], num_workers: int) -> Link:
-    """Adds core-seconds per message and per byte to a link: a line through the smallest and the largest size.
+    """Returns a link with core-seconds per message and per byte.
+
+    They are a line through the smallest and the largest measured size.
 
     Args:
-        cpu_s: (size, core-seconds of one operation at all ends), for two sizes or more.
+        cpu_s: (size, core-seconds of one operation at all ends), for at least two sizes.
     """
     (small, few_s), (large, many_s) = min(cpu_s), max(cpu_s)
     messages, least = sent_by_all(name, small, num_workers)
@@ -123,11 +132,11 @@ def with_cpu(name: str, link: Link, cpu_s: Sequence[tuple[int, float]], num_work
 def synchronous_step(
     sent: Traffic, num_trainers: int, links: Links, *, num_sets: int = 1, micro_batches: int = 1
 ) -> Mapping[str, float]:
-    """Returns seconds of a step of ``synchronous``, by kind: AllToAlls for rows, AllReduces for dense gradients.
+    """Returns the seconds of communication in a step of ``synchronous``, by kind.
 
-    There is an AllToAll for numbers of keys, and one for keys. For each set of groups that travel together, there is
-    one for its rows in each micro-batch, and one for its gradients. There are two small AllReduces, for gradients and
-    vote.
+    Rows travel by AllToAll. One AllToAll carries the numbers of keys, and one carries the keys. Each set of groups that
+    travel together has one for its gradients, and one per micro-batch for its rows. Dense gradients travel by
+    AllReduce. Two small AllReduces agree on gradients and vote.
     """
     others, rows = num_trainers - 1, links[ALL_TO_ALL]
     agreed = ring_s(_VOTE_BYTES, num_trainers, links[ALL_REDUCE])
@@ -142,10 +151,10 @@ def synchronous_step(
 def remote_step(
     sent: Traffic, num_trainers: int, links: Links, *, transport: str, in_step: bool
 ) -> Mapping[str, float]:
-    """Returns seconds of a step with tables in embedding servers, by kind. A worker asks all its servers in parallel.
+    """Returns the seconds of communication, by kind, in a step with tables in embedding servers.
 
-    Messages in sequence: ids to the worker, the pull request, keys to servers; rows, embeddings; gradients to the
-    worker and to servers, and two empty answers.
+    These messages follow one another: ids to the worker, the pull request, keys to the servers, rows, embeddings,
+    gradients to the worker, gradients to the servers, and two empty answers. A worker asks all its servers in parallel.
     """
     link = links[transport]
     if in_step:
@@ -163,7 +172,10 @@ def remote_step(
 def substitution_step(
     batch_size: int, num_trainers: int, links: Links, sizes: PartialSizes
 ) -> Mapping[str, float]:
-    """Returns seconds of a step of ``substitution``, by kind: T_DES if partial results are float32 and "replicated"."""
+    """Returns the seconds of communication in a step of ``substitution``, by kind.
+
+    The result is T_DES if partial results are float32 and the upper network is "replicated".
+    """
     split, column_bytes = sizes.split, batch_size * sizes.partial_bytes
     vectors = [column_bytes * columns for columns in sizes.concatenated]
     sums = [column_bytes * sizes.summed] if sizes.summed else []
@@ -184,7 +196,7 @@ def substitution_step(
 
 
 def _replica_s(sent_bytes: float, num_trainers: int, links: Links) -> float:
-    """Returns seconds to sum the gradients of a replica, in rings of one bucket each, and for the vote."""
+    """Returns the seconds to sum the gradients of a replica, and to vote. Each bucket is one ring."""
     if num_trainers == 1:
         return 0.0
     size = sent_bytes * num_trainers / (2 * (num_trainers - 1))
@@ -194,5 +206,5 @@ def _replica_s(sent_bytes: float, num_trainers: int, links: Links) -> float:
 
 
 def _messages_s(num_messages: int, sent_bytes: float, link: Link) -> float:
-    """Returns seconds of messages in sequence, with a total of ``sent_bytes``."""
+    """Returns the seconds of messages that follow one another, with ``sent_bytes`` in total."""
     return num_messages * link.latency_s + sent_bytes / link.bytes_per_s

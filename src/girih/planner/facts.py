@@ -1,4 +1,4 @@
-"""Facts: the things that are known before a run. Frozen, plain values; a plan is a function of them."""
+"""Facts are the things that are known before a run. They are frozen plain values, and a plan is a function of them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ class ModelFacts:
 
     Attributes:
         name: the name of its class.
-        num_parameters: numbers of the dense half.
-        upper_parameters: parameters that belong to no operator's features, so that each trainer has them.
+        num_parameters: number of parameters of the dense half.
+        upper_parameters: number of parameters that do not belong to the features of an operator. Each trainer has a
+            copy.
         upper_weights: the part of the upper parameters that is in matrix products.
         last_bucket: the number of parameters in the bucket of gradients that is sent last. None: all parameters.
         operators: substitutable operators, in the order of declaration.
-        not_substitutable: the reason why the model cannot be substituted, if it gives one.
-        optimizer: class of the dense optimizer, with its module. Empty without parameters.
+        not_substitutable: the reason why the model does not work with ``substitution``, or None.
+        optimizer: module and class of the dense optimizer. Empty if the model has no parameters.
         loss_strategies: strategies that the model's own loss supports; None supports all.
     """
 
@@ -60,9 +61,9 @@ class AccessProfile:
     """Rows and ids that a training step touches: means over several batches.
 
     Attributes:
-        rows: table → unique keys of a whole batch. rows_of_share: those of one trainer's share.
+        rows: table → unique keys of a whole batch. rows_of_share: table → unique keys of one trainer's share.
         widths: table → numbers per row, first-order weights included.
-        ids: ids of a whole batch. ids_of_tables: table → its part of them.
+        ids: number of ids in a whole batch. ids_of_tables: table → its number of these ids.
     """
 
     rows: Mapping[str, float]
@@ -72,7 +73,7 @@ class AccessProfile:
     ids_of_tables: Mapping[str, float] = field(default_factory=dict)
 
     def loads(self) -> dict[str, float]:
-        """Returns table → rows per step × numbers per row: the cost for its owner."""
+        """Returns table → rows per step × numbers per row. This is the cost of a table for the trainer that owns it."""
         return {name: rows * self.widths[name] for name, rows in self.rows.items()}
 
     @property
@@ -82,7 +83,7 @@ class AccessProfile:
 
     @property
     def numbers_of_share(self) -> float:
-        """Returns the numbers in the rows of these keys."""
+        """Returns how many numbers the rows of :meth:`keys_of_share` have in total."""
         return sum(count * self.widths[name] for name, count in self.rows_of_share.items())
 
 
@@ -91,13 +92,14 @@ class DenseCost:
     """Memory and time of the model's forward and backward pass.
 
     Attributes:
-        bytes_per_example: bytes that the forward pass keeps for the backward pass.
+        bytes_per_example: bytes per example that the forward pass keeps for the backward pass.
         memory_bytes: bytes that a trainer may use.
-        pass_s: seconds per pass, forward and backward, without examples. example_s: seconds per example.
-        update_s: seconds of a step of the optimizer.
-        busy_threads: threads that a pass keeps busy on average, at most those it has. None: not measured; counts as
-            all.
-        parameter_copies: bytes per byte of parameters, with one gradient and the optimizer's state: 4 for Adam.
+        pass_s: the fixed seconds of a forward and backward pass. example_s: the additional seconds per example.
+        update_s: seconds of an update by the optimizer.
+        busy_threads: average number of threads that a pass keeps busy. None if not measured. Then all threads count as
+            busy.
+        parameter_copies: memory for parameters, one gradient and optimizer state, divided by the memory for parameters.
+            With Adam this is 4.
     """
 
     bytes_per_example: float
@@ -156,19 +158,21 @@ class Facts:
         device: device of the dense half. rows_on: requested device of rows, "cpu" or "gpu"; None lets the strategy
             choose.
         groups: tables by row layout, before a plan packs them.
-        schedule: the options ``[schedule]``: packing and order of a step.
+        schedule: the options ``[schedule]``, which decide the packing of tables and the order of a step.
         global_batch_norm: whether batch norm uses the moments of all trainers' examples of a step.
-        compile: whether torch compiles the dense half. clips: whether the norm of all dense gradients is bounded.
+        compile: True if torch compiles the dense half. clips: True if the norm of all dense gradients is limited.
         profile: the access profile of the first batches, or None if unknown.
         speeds: nominal speeds, for decisions of plans.
-        dense_cost: the cost of the model, or None if unknown. For plans, it has no measured times.
-        links: calibrated links, to predict times; no decision depends on them.
+        dense_cost: the cost of the model, or None if unknown. Plans use a cost without measured times.
+        links: calibrated links. They predict times, but do not affect decisions.
         calibration: the calibration of the machine, to predict a speed.
         threads: number of threads that a trainer computes with.
-        graph: the model's operators, if group servers may run some. tagging, wire: their devices, and the codecs of
-            activations and dense gradients by kind, if a plan has decided these.
-        tables: all tables with rows only in memory.
-        free_bytes: free memory of this machine, or None if processes are on several hosts. It only decides refusals.
+        graph: the model's operators, if group servers may run some of them.
+        tagging: the devices of the operators, if a plan has decided them.
+        wire: the codecs of activations and dense gradients by kind, if a plan has decided them.
+        tables: all tables whose rows are only in memory.
+        free_bytes: free memory of this machine, or None if processes are on several hosts. girih uses it only to refuse
+            runs.
         memory_bytes: total memory of this machine.
     """
 

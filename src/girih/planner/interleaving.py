@@ -1,4 +1,4 @@
-"""Interleaving groups: sets of packed groups that take turns at a resource (K-interleaving, PICASSO §III-C)."""
+"""Interleaving groups: sets of packed embedding groups that use a resource one after the other (PICASSO §III-C)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from girih.planner.traffic import FLOAT_BYTES
 PASSES = 4
 """Memory accesses per number of a bag: read its row, write the bag, read its gradient, and add it up."""
 EXCHANGES = 2
-"""Messages to each other trainer that an interleaving group adds to a step: rows, and their gradients."""
+"""Messages that an interleaving group adds to a step for each other trainer: one with rows, one with their gradients.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +25,9 @@ class Arrangement:
 
     Attributes:
         interleaving: names of the groups in each interleaving group, in order.
-        excluded: names of the groups that run before these.
+        excluded: names of the groups that run before the interleaving groups.
         capacity: maximum numbers in an interleaving group, or None without a limit.
-        why: the reason for their number, or empty if one was requested.
+        why: the reason for the number of interleaving groups. Empty if the config gives the number.
     """
 
     groups: tuple[PackedGroup, ...]
@@ -53,11 +54,11 @@ class Arrangement:
 
 
 def arrange(facts: Facts) -> Arrangement:
-    """Packs tables, and spreads the groups over interleaving groups, according to ``[schedule]``.
+    """Packs tables into groups, and spreads the groups over interleaving groups, by the options ``[schedule]``.
 
-    Their number is the requested one, or follows from :func:`capacity`. The largest volume is near the smallest
-    possible (:func:`~girih.planner.packing.spread`). The order follows the schema and is the same on every trainer,
-    since all trainers must do an exchange together. The order changes no sum.
+    The options give the number of interleaving groups, or :func:`capacity` decides it. The largest volume is close to
+    the smallest possible one (:func:`~girih.planner.packing.spread`). The order follows the schema. It is the same on
+    every trainer, because all trainers must do an exchange together. The order changes no sum.
 
     Raises:
         ConfigError: there are fewer tables than interleaving groups, or an excluded feature does not exist.
@@ -90,16 +91,21 @@ def arrange(facts: Facts) -> Arrangement:
 
 
 def capacity(facts: Facts) -> tuple[float | None, str]:
-    """Capacity_g = min_op (RBound_op / RParam_op): numbers per step of an interleaving group, and why (PICASSO §III-C, eq. 3).
+    """Returns Capacity_g = min_op (RBound_op / RParam_op) and the reason (PICASSO §III-C, eq. 3).
 
-    The operations of the embedding layer are the exchange of rows, bound by the network, and lookup and pooling, bound by memory.
-    RBound is the amount that a resource carries while a trainer computes the dense half for its share of a step. So no group makes
-    the trainer wait longer. RBound is bytes per second × seconds of a forward and backward pass, both nominal. RParam is the bytes
-    per number of a step for a trainer: bytes sent for keys, rows and gradients, by the unique keys of the first batches, and
-    four passes through memory. They are divided by the volume of all numbers (eq. 1).
+    The capacity is the most numbers of a step that an interleaving group may have. The embedding layer has two
+    operations. The network limits the exchange of rows. Memory limits lookup and pooling.
 
-    An interleaving group has at least the numbers that the network carries in the latency of the group's own messages. A smaller
-    group would cost more than it saves. None means no limit, because a fact is missing.
+    RBound is the amount that a resource carries while a trainer computes the dense half for its share of a step. So a
+    trainer waits for no group longer than this. RBound is bytes per second × seconds of a forward and backward pass.
+    Both are nominal.
+
+    RParam is a trainer's bytes per number of a step. For the network, these are the bytes that it sends for keys, rows
+    and gradients, for the unique keys of the first batches. For memory, these are four passes. The bytes are divided by
+    the volume of all numbers (eq. 1).
+
+    A group must not be too small, because its messages have a latency. So the capacity is at least the numbers that the
+    network carries during the latency of the group's messages. The result is None, no limit, if a fact is missing.
     """
     profile, speeds = facts.profile, facts.speeds
     volume = sum(volumes_of(facts).values())
@@ -133,19 +139,21 @@ def capacity(facts: Facts) -> tuple[float | None, str]:
 
 
 def _ratio(bound: float, cost: float) -> float:
-    """Returns RBound / RParam. The result is infinite if the resource has no bound, or nothing is sent."""
+    """Returns RBound / RParam. The ratio is infinite if the resource has no limit, or if nothing is sent."""
     return bound / cost if bound and cost else math.inf
 
 
 MEMORY_SHARE = 0.25
-"""Fraction of memory for what the backward pass needs; the rest is for tables and gradients."""
+"""The fraction of memory for the values that the backward pass needs. The rest is for tables and gradients."""
 MOST = 64
 ROUNDING = 1e-9
-"""Fraction of a part below which a remainder is a rounding error, and not one more part."""
+"""A remainder below this fraction of a part is a rounding error. It does not add another part."""
 
 
 def micro_batch_size(bounds: Mapping[str, tuple[float, float]]) -> tuple[float, str]:
-    """Returns BS_micro = min_op (RBound_op / RInstance_op), examples, and the resource that decides (PICASSO §III-C, eq. 2).
+    """Returns BS_micro = min_op (RBound_op / RInstance_op), and the resource that decides (PICASSO §III-C, eq. 2).
+
+    BS_micro is a number of examples.
 
     Args:
         bounds: resource → the available amount, and the amount per example, in the same unit; not empty.
@@ -156,17 +164,19 @@ def micro_batch_size(bounds: Mapping[str, tuple[float, float]]) -> tuple[float, 
 
 
 def micro_batches(facts: Facts) -> tuple[int, str]:
-    """Returns the number of micro-batches in a trainer's share of a step, and why; "auto" uses :func:`micro_batch_size`.
+    """Returns the number of micro-batches in a trainer's share of a step, and the reason.
 
-    The resources are memory and, if batches are cut from the embedding layer, the network:
+    "auto" uses :func:`micro_batch_size`.
 
-    - memory: RBound is :data:`MEMORY_SHARE` of a trainer's part of the machine's memory. RInstance is the counted bytes per
-      example that the model keeps for its backward pass.
-    - network: with n micro-batches, the rows of each micro-batch except the first travel while another one is computed. This hides
-      (1 - 1 / n) · H seconds. H is the shorter of the times for a step's rows and for its examples in the model. Each micro-batch
-      costs L, the latency of its messages and the fixed time of a pass. n · L + H / n is smallest for the least n with
-      n · (n + 1) ≥ H / L. RBound is the bytes of rows per micro-batch at this n, RInstance the bytes per example. If L is 0,
-      there is no bound.
+    Two resources can limit a micro-batch. The network counts only if the embedding layer also runs by micro-batches.
+
+    - memory: RBound is :data:`MEMORY_SHARE` of a trainer's part of the machine's memory. RInstance is the counted bytes
+      per example that the model keeps for its backward pass.
+    - network: with n micro-batches, the rows of each micro-batch except the first travel while another one is computed.
+      This hides (1 - 1 / n) · H seconds. H is the shorter of the times for a step's rows and for its examples in the
+      model. Each micro-batch costs L, the latency of its messages and the fixed time of a pass. n · L + H / n is
+      smallest for the least n with n · (n + 1) ≥ H / L. RBound is the bytes of rows per micro-batch at this n,
+      RInstance the bytes per example. If L is 0, there is no bound.
     """
     wanted = facts.schedule.micro_batches
     if wanted != "auto":
@@ -193,5 +203,5 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
 
 
 def _fewest(ratio: float) -> int:
-    """Returns the least n ≥ 1 with n · (n + 1) ≥ ratio."""
+    """Returns the smallest n ≥ 1 with n · (n + 1) ≥ ratio."""
     return max(1, math.ceil(math.sqrt(ratio + 0.25) - 0.5))

@@ -1,7 +1,7 @@
-"""Accounts the memory of a run's processes by role, so that a run that cannot fit ends before it starts (HT §4.3).
+"""Counts the memory that each role of a run needs, and refuses a run that cannot fit before it starts (HT §4.3).
 
-The account has rows up to the limits of tables, and parameters with gradients, optimizer state and the copies for
-averaging. Tables without a limit do not count. :mod:`girih.planner.tagging` accounts the outputs of operators.
+The account includes rows, up to the limits of their tables. It includes parameters, gradients, optimizer state and the
+copies for averaging. Tables without a limit do not count. :mod:`girih.planner.tagging` counts the outputs of operators.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from girih.planner.traffic import FLOAT_BYTES
 EMBEDDING, TRAINER, GROUP, DENSE = "embedding-server", "trainer", "group-server", "dense-server"
 PARAMETERS = "dense parameters"
 KEPT = {"easgd": 1, "ma": 0, "bmuf": 2}
-"""Copies of the parameters that dense servers keep between rounds: the centre, or the global model and its last update."""
+"""Copies of the parameters that dense servers keep between rounds.
+
+``easgd`` keeps the centre. ``bmuf`` keeps the global model and its last update.
+"""
 ROUND = {"easgd": 2, "ma": 4, "bmuf": 4}
-"""Copies per replica: received and stacked values; in a round of all replicas, also differences and answers."""
+"""Copies of the parameters that a round needs for each replica. They are the received values and the stacked values.
+
+A round of all replicas also has the differences and the answers.
+"""
 
 Account = Mapping[str, Mapping[str, float]]
-"""Role → table, or part of the dense half → bytes in all processes of the role."""
+"""Role → table or part of the dense half → bytes in all processes of the role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +51,7 @@ class Copies:
         return self.groups * self.trainers_per_group
 
     def fewer(self) -> Iterator[tuple[str, Copies]]:
-        """Yields smaller runs, the most similar first: the options to set, and the resulting copies."""
+        """Yields smaller runs, the most similar run first. Each item has the options to set and the copies."""
         for nets in range(self.nets - 1, 0, -1):
             yield f"nets to at most {nets}", replace(self, nets=nets)
         one = "nets = 1 and " if self.nets > 1 else ""
@@ -58,10 +64,11 @@ class Copies:
 
 
 def account(facts: Facts, copies: Copies) -> Account:
-    """Returns the bytes of a run of ``hierarchical``: rows in embedding servers, and the dense half in each role.
+    """Returns the bytes that a run of ``hierarchical`` needs, by role.
 
-    Group servers have the group's one copy, its optimizer's state, and gradients for each net of each trainer. Trainers
-    also have the model as built, and one trainer of each group gathers the optimizer's state for a checkpoint.
+    Embedding servers have the rows. A group's servers have its one copy of the parameters and the optimizer state. They
+    also have gradients for each net of each trainer. Each trainer also has the model as it was built. One trainer of
+    each group collects the optimizer state for a checkpoint.
     """
     size = float(FLOAT_BYTES * facts.model.num_parameters)
     averaged = copies.groups > 1
@@ -87,7 +94,7 @@ def account(facts: Facts, copies: Copies) -> Account:
 
 
 def check(facts: Facts, copies: Copies, strategy: str) -> None:
-    """Refuses a run that does not fit into the machine's memory. Checks only runs on one host.
+    """Checks that a run fits into the machine's memory. A run on several hosts is not checked.
 
     Raises:
         ConfigError: the run does not fit. The error names the table or operator that needs most memory, the role, and a

@@ -1,6 +1,8 @@
-"""The dense half as a graph of operators, with the device of each operator: frozen, JSON both ways.
+"""The dense half as a graph of operators, and the device of each operator.
 
-A tagging is operator → device: "trainer", or "server 0" to "server k-1" (HT §3.2's node_name).
+The classes are frozen, and have a JSON form.
+
+A tagging maps each operator to a device: "trainer", or "server 0" to "server k-1" (node_name in HT §3.2).
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ class Operator:
         kind: class of a module, or name of a function: "Linear", "PairwiseDots", "cat".
         module: path of the module whose parameters it uses; "" for none. All operators of a module have the same
             device.
-        flops_per_example: a multiplication and an addition count 2; forward and backward.
+        flops_per_example: operations of the forward and backward pass. A multiplication with an addition counts 2.
         parameter_bytes: bytes of parameters that no earlier operator uses.
         output_bytes_per_example: bytes of its output, in float32.
-        seconds_per_example: measured on one core, forward and backward, or None if not measured.
-        movable: whether it can run outside trainers: not if it reads embeddings or the containers of inputs, or if its
-            class cannot be imported elsewhere.
+        seconds_per_example: measured seconds of the forward and backward pass on one core, or None.
+        movable: True if it can run outside trainers. False if it reads embeddings or the containers of inputs. False if
+            another process cannot import its class.
     """
 
     name: str
@@ -53,12 +55,12 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A tensor that goes from one operator to another, forward. Its gradient comes back in the backward pass.
+    """A tensor that one operator sends to another in the forward pass. Its gradient returns in the backward pass.
 
     Attributes:
-        rows_per_example: vectors along the last dimension, or 0 if this dimension is the batch, so that there is one
-            row.
-        number_bytes: bytes per number: 4 for float32, 2 for bfloat16, 0 for other dtypes, which codecs do not change.
+        rows_per_example: vectors per example, along the last dimension. If the batch is the last dimension, this is 0:
+            the tensor is one row.
+        number_bytes: bytes per number: 4 for float32, 2 for bfloat16. 0 for other dtypes, which codecs do not change.
     """
 
     producer: str
@@ -144,4 +146,6 @@ class DisjointSets(Generic[Member]):
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop",
 )  # fmt: skip
-"""Optimizers of ``torch.optim`` that update a part of a parameter the same as within the whole parameter."""
+"""Optimizers of ``torch.optim`` that may update a parameter in pieces. The result is the same as for the whole
+parameter.
+"""

@@ -32,12 +32,8 @@ class PackedGroup:
 
 
 def parameter_volume(num_ids: float, dims: Mapping[str, int], frequencies: Mapping[str, float]) -> float:
-    """Returns CalcVParam(T) = N Σ_{t∈T} (t_dim Σ_{ID∈t} ID_freq): numbers that a step looks up (PICASSO §III-B, eq. 1).
-
-    Args:
-        num_ids: N, ids of a step.
-        dims: numbers per row, for each table of T.
-        frequencies: Σ ID_freq for each table: the fraction of the step's ids that belong to the table.
+    """Returns CalcVParam(T) = N Σ_{t∈T} (t_dim Σ_{ID∈t} ID_freq), the numbers that a step looks up (PICASSO §III-B, eq.
+    1).
     """
     return num_ids * sum(dims[table] * frequencies[table] for table in dims)
 
@@ -80,14 +76,15 @@ def excluded_tables(facts: Facts) -> frozenset[str]:
 
 
 def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[PackedGroup, ...]:
-    """Returns the groups of a plan: tables of one row layout share a group; excluded features have separate groups.
+    """Returns the groups of a plan.
 
-    With ``split``, a group whose volume V is above the average A of all groups is split evenly into ⌈V / A⌉ groups, by
-    volume. A table is never cut (PICASSO §III-B). Without packing, each table is a group.
+    Tables of one row layout share a group. The tables of excluded features have separate groups. With ``split``, a
+    group with an above-average volume is divided. If V is its volume and A the average, it becomes ⌈V / A⌉ groups of
+    about equal volume. A table is never cut (PICASSO §III-B). Without packing, each table is a group.
 
     Args:
-        at_least: minimum number of groups without the excluded ones; the largest are split further if there are enough
-            tables.
+        at_least: minimum number of groups, not counting excluded ones. girih divides the largest groups further if
+            there are enough tables.
     """
     volumes, separate = volumes_of(facts), excluded_tables(facts)
     layouts: list[tuple[GroupFacts, bool, list[str]]] = []
@@ -117,10 +114,13 @@ def packed(facts: Facts, *, split: bool = False, at_least: int = 1) -> tuple[Pac
 
 
 def spread(volumes: Sequence[float], num_sets: int) -> list[list[int]]:
-    """Spreads volumes over sets, so that the largest sum is small: at most 4/3 of the minimum. Returns indices of volumes.
+    """Spreads volumes over sets, and keeps the largest sum small: at most 4/3 of the minimum.
 
-    Each volume goes to the set with the smallest sum so far, the largest volume first (Graham's rule). Every set gets a member
-    if there are enough. Members keep their order, and sets are in the order of their first members.
+    Returns indices of volumes.
+
+    The largest volume comes first. Each volume goes to the set with the smallest sum so far (Graham's rule). Every set
+    gets a member if there are enough volumes. Members keep their order. The sets are in the order of their first
+    members.
     """
     sets: list[list[int]] = [[] for _ in range(num_sets)]
     sums = [0.0] * num_sets

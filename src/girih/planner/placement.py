@@ -44,12 +44,13 @@ def modulo(schema: Schema, num_ranks: int, colocated: Colocated = ()) -> Placeme
 def balanced(
     schema: Schema, num_ranks: int, loads: Mapping[str, float], colocated: Colocated = ()
 ) -> Placement:
-    """Places the heaviest table first, each on the rank with the least load so far (Graham's rule: at most 4/3 of the best).
+    """Places the heaviest table first. Each table goes to the rank with the least load so far.
+
+    This is Graham's rule, which gives at most 4/3 of the best load. The other arguments, and errors, are the same as in
+    :func:`modulo`.
 
     Args:
         loads: table name → the cost for its owner: rows per step × numbers per row.
-
-    The other arguments, and errors, are the same as in :func:`modulo`.
     """
     units = _units(schema, num_ranks, colocated)
     total, num_units = [0.0] * num_ranks, [0] * num_ranks
@@ -75,7 +76,7 @@ def _placed(schema: Schema, rank_of: Mapping[str, int], numeric: Sequence[int]) 
 
 
 def _units(schema: Schema, num_ranks: int, colocated: Colocated) -> list[list[str]]:
-    """Returns the tables in order, with those that must be together as one unit."""
+    """Returns the tables in order. Tables that must be on the same rank form one unit."""
     table_of = {feature.name: feature.table_name for feature in schema.sparse}
     joined = DisjointSets(table.name for table in schema.tables)
     for first, *others in colocated:

@@ -1,4 +1,4 @@
-"""Plan: the decisions made from the facts, before anything is built. Frozen, JSON both ways."""
+"""A plan: the decisions that girih makes from the facts before it builds anything. It is frozen and has a JSON form."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Plan:
     """The decisions about a run.
 
     Attributes:
-        strategy: its name, and options: its options as given.
+        strategy: name of the strategy. options: its options in the config.
         roles: role → number of processes.
         hosts: role, or role and index → host, if it is not this machine.
         placement: feature → the trainer that owns it, if features are spread.
         groups: embedding groups: ``name``, ``tables``, ``dim`` and ``device``.
-        asked: ``[schedule]``, as given; groups and schedule are its result.
+        asked: the options ``[schedule]`` of the config. ``groups`` and ``schedule`` follow from them.
         schedule, feed: the kind of schedule and of feed, by ``name`` with options.
         wire: encodings between processes.
-        tagging: devices of the model's operators, or None if all run on trainers, or before the decision.
-        seeds: seed of the run, and whether ``dropout`` is drawn "per_rank" or "alike".
-        predicted: predicted traffic of a step, by kind, and the decisions based on it.
+        tagging: devices of the model's operators. None if all run on trainers, or if it is not decided yet.
+        seeds: seed of the run. ``dropout`` is "per_rank" if each trainer draws its own numbers, or "alike".
+        predicted: predicted traffic of a step by kind, and the decisions that follow from it.
         measured: the measurements that the decisions depend on.
     """
 
@@ -96,11 +96,11 @@ class Plan:
         return cls.from_dict(read_json(path, "girih plan prints one"), str(path))
 
     def check_like(self, other: Plan) -> None:
-        """Refuses an edited plan that cannot be built.
+        """Checks that a plan that the user edited can be built.
 
         Raises:
-            ConfigError: a section or group has other keys than in ``other``; a group is not in exactly one interleaving
-                group; a feature's owner is not a trainer; or hosts do not match the trainers.
+            ConfigError: a section or group has other keys than in ``other``. Or a group is not in exactly one
+                interleaving group, a feature's owner is not a trainer, or hosts do not match the trainers.
         """
         for section in ("placement", "schedule", "feed", "wire", "seeds"):
             actual, expected = (sorted(getattr(plan, section)) for plan in (self, other))
@@ -139,7 +139,9 @@ class Plan:
         return one == another
 
     def spreads_as(self, other: Plan) -> bool:
-        """Returns whether the same group servers run the same operators, for the same number of trainers, with the same codecs."""
+        """Returns whether both plans run the operators on the same group servers, with the same codecs and number of
+        trainers.
+        """
         one, another = (
             (
                 plan.tagging,
@@ -151,7 +153,7 @@ class Plan:
         return one == another
 
     def _check_groups(self, other: Plan) -> None:
-        """Checks groups and schedule. The sparse half checks if tables can be packed like this."""
+        """Checks groups and schedule. The sparse half checks if these tables can share a group."""
         dims = {table: group["dim"] for group in other.groups for table in group["tables"]}
         keys = {key for group in other.groups for key in group}
         for group in self.groups:
@@ -179,7 +181,10 @@ class Plan:
 
 
 def _is_like(value: object, expected: object) -> bool:
-    """Returns whether a value of a plan has the type of the value that girih would write. No number may be negative."""
+    """Returns whether a value of a plan has the same type as the value that girih would write.
+
+    Negative numbers do not pass.
+    """
     if value is None or expected is None:
         return True
     if type(expected) in (int, float):

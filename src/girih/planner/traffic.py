@@ -1,7 +1,7 @@
-"""Bytes that one trainer sends in one training step, by strategy, averaged over N equal trainers.
+"""Bytes that one trainer sends in one training step, by strategy. They are averages over N equal trainers.
 
-Only payload counts. Headers of the network, the few bytes for agreement on a step's loss, and the moments of global
-batch norm do not.
+Only the payload counts. Network headers, the few bytes for agreement on a step's loss, and the moments of global batch
+norm do not count.
 
 B: examples of the step's batch over all trainers.
 """
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 Wire = Mapping[str, object]
-"""Encodings on the wire, as in ``Plan.wire``: the formats of "embeddings" and "gradients", and options of the strategy."""
+"""Encodings on the wire, as in ``Plan.wire``: the formats of "embeddings" and "gradients", and options of the strategy.
+"""
 FLOAT32: Wire = {"embeddings": "float32", "gradients": "float32"}
 KEY_BYTES, COUNT_BYTES, FLOAT_BYTES, EXAMPLE_BYTES = 8, 4, 4, 2
 FLOPS_PER_WEIGHT = 6
-"""Floating-point operations per weight and example: one product forward and two backward, each of two operations."""
+"""Floating-point operations per weight and example. There are three products, one forward and two backward, of two
+operations each.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,10 @@ class Traffic:
 
 
 def ring_bytes(size_bytes: float, num_trainers: int) -> float:
-    """Returns bytes of an AllReduce: every part goes around once to be summed and once to be spread (DES §3.2.3, T_ring)."""
+    """Returns the bytes of an AllReduce (DES §3.2.3, T_ring).
+
+    Every part goes around once for the sum, and once for the result.
+    """
     return 2 * (num_trainers - 1) / num_trainers * size_bytes
 
 
@@ -46,9 +52,10 @@ class PartialSizes:
     """Sizes of a step of ``substitution``.
 
     Attributes:
-        summed: columns of the operators that add up. concatenated: columns of each operator that needs whole vectors.
-        shared_parameters: numbers of the dense half that all trainers have.
-        split: whether each trainer computes the upper network only for its share.
+        summed: columns of the operators whose partial results are added up.
+        concatenated: columns of each operator whose partial results are concatenated.
+        shared_parameters: number of dense parameters that all trainers have.
+        split: True if each trainer computes the upper network only for its share.
         partial_bytes: bytes per number of a partial result: 4, or 2 as bfloat16.
     """
 
@@ -60,7 +67,7 @@ class PartialSizes:
 
 
 def substitution(batch_size: int, num_trainers: int, sizes: PartialSizes) -> Traffic:
-    """Returns traffic of partial results; if split, also of their gradients, and of the dense half's gradients."""
+    """Returns the traffic of ``substitution``: partial results and, if split, their gradients and dense gradients."""
     others, column_bytes = (num_trainers - 1) / num_trainers, batch_size * sizes.partial_bytes
     of_sums = ring_bytes(sizes.summed * column_bytes, num_trainers)
     of_vectors = others * sum(sizes.concatenated) * column_bytes * (2 / num_trainers if sizes.split else 1)
@@ -71,12 +78,14 @@ def substitution(batch_size: int, num_trainers: int, sizes: PartialSizes) -> Tra
 def synchronous(
     num_trainers: int, *, keys: float, numbers: float, parameters: int, wire: Wire = FLOAT32
 ) -> Traffic:
-    """Returns traffic of keys to their owners, rows back, gradients of rows to owners, and the sum of dense gradients.
+    """Returns the traffic of ``synchronous``: keys to their owners, rows back, row gradients to owners, and dense
+    gradients.
 
     Args:
-        keys: unique keys of one trainer's share of the batch; numbers: numbers in all their rows.
-        parameters: numbers of the whole dense half.
-        wire: the formats of rows and their gradients; a float16 row has a scale.
+        keys: unique keys of one trainer's share of the batch.
+        numbers: numbers in all rows of these keys.
+        parameters: number of parameters of the whole dense half.
+        wire: the formats of rows and their gradients. A float16 row also has a scale.
     """
     others = (num_trainers - 1) / num_trainers
     rows = others * numbers * FLOAT_BYTES
@@ -93,8 +102,10 @@ class ShareCounts(TypedDict):
     """Counts of one trainer's share of a step.
 
     Attributes:
-        ids, keys: ids of the share, and unique ones. numbers: numbers in all their rows. vectors: pooled vectors.
-        outputs: numbers in these. parameters: numbers of the whole dense half.
+        ids, keys: number of ids, and of unique keys.
+        numbers: numbers in all rows of these keys.
+        vectors, outputs: number of pooled vectors, and of numbers in them.
+        parameters: number of parameters of the whole dense half.
     """
 
     ids: float
@@ -112,14 +123,15 @@ def remote(
     wire: Wire = FLOAT32,
     **counts: Unpack[ShareCounts],
 ) -> Traffic:
-    """Returns traffic with embedding servers: ids to a worker, keys to servers, rows and bags back, gradients the other way.
+    """Returns the traffic with embedding servers, in bytes that all processes send for one trainer's share of a step.
 
-    Counts the bytes that all processes send for one trainer's share of a step.
+    Ids go to a worker, and keys go to servers. Rows and bags come back. Gradients go in the opposite direction.
 
     Args:
-        in_step: dense gradients are summed over the trainers; else they go to a dense server, and parameters come back.
-        wire: the formats between worker and trainer; a float16 vector has a scale. With ``compress_ids`` each unique id goes
-            to the worker once, with the examples that contain it.
+        in_step: True if dense gradients are summed over the trainers. Otherwise they go to a dense server, and
+            parameters come back.
+        wire: the formats between worker and trainer. A float16 vector also has a scale. With ``compress_ids``, each
+            unique id goes to the worker once, with the examples that contain it.
     """
     ids, keys, parameter_bytes = counts["ids"], counts["keys"], counts["parameters"] * FLOAT_BYTES
     rows, whole = counts["numbers"] * FLOAT_BYTES, counts["outputs"] * FLOAT_BYTES
@@ -142,11 +154,11 @@ class Speeds:
     their ratios matter, and ratios differ less between machines.
 
     Attributes:
-        bytes_per_s: sent to other trainers, over a link of 10 Gbit/s; 0 means no limit.
-        flops_per_s: matrix products on one core.
-        memory_bytes_per_s: read and written by one core; 0 means no limit.
+        bytes_per_s: bytes sent to other trainers, over a link of 10 Gbit/s. 0 means no limit.
+        flops_per_s: operations of matrix products on one core.
+        memory_bytes_per_s: bytes that one core reads and writes. 0 means no limit.
         latency_s: time of a small message to another trainer.
-        pass_s: time of a forward and backward pass without examples.
+        pass_s: the fixed time of a forward and backward pass.
     """
 
     bytes_per_s: float = 1.25e9
@@ -168,8 +180,8 @@ def split_pays(
 ) -> bool:
     """Returns whether each trainer should compute the upper network only for its share.
 
-    The cost of partial results is the same. Splitting saves the dense computation for the other trainers' shares, and
-    costs the AllReduce of shared parameters' gradients.
+    Partial results cost the same in both cases. Splitting saves the dense computation for the other trainers' shares.
+    It adds an AllReduce of the shared parameters' gradients.
 
     Args:
         shared_parameters: parameters of the upper network. weights: the part of them in matrix products.

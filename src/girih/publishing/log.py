@@ -7,8 +7,8 @@
         manifest.json  dense.safetensors  tables/<group>/shard-0000.safetensors
     epochs/00000003-<name>          the mark of a process that writes in epoch 3
 
-If a version has a snapshot and a segment, both lead to the same rows. Nothing is renamed, except files on a local disk
-that are replaced whole.
+If a version has a snapshot and a segment, both lead to the same rows. Files are never renamed, with one exception: on a
+local disk, a file is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Log:
         return LogHead.read(self.root)
 
     def write_head(self, head: LogHead) -> None:
-        """Replaces the head whole."""
+        """Replaces the head as a whole."""
         self.root.make()
         self.root.replace(HEAD, head.to_bytes())
 
@@ -77,7 +77,10 @@ class Log:
         return sorted(self._complete(self.numbers(whole=True), most, whole=True))
 
     def versions(self) -> list[int]:
-        """Returns the available versions: those with a snapshot, and those that segments reach from there."""
+        """Returns the available versions.
+
+        These are the snapshots, and the versions that segments reach from a snapshot.
+        """
         head = self.head()
         if head is None:
             return []
@@ -92,9 +95,9 @@ class Log:
         return numbers
 
     def claim(self, epoch: int, name: str) -> bool:
-        """Marks an epoch as a process's own. Returns whether no other process has marked it.
+        """Reserves an epoch for a process. Returns False if another process has reserved it.
 
-        If two processes mark it at once, at most one gets it: the later writer sees the other's mark.
+        If two processes reserve it at the same time, at most one succeeds. The later writer sees the mark of the other.
         """
         place = self.root / EPOCHS
         place.make()
@@ -124,7 +127,10 @@ class Log:
         write_pin(self.root, None)
 
     def remove_unfinished(self, newest: int) -> None:
-        """Removes segments and snapshots that a killed process left: newer than the newest version, or half removed."""
+        """Removes segments and snapshots that a killed process left.
+
+        They are newer than the newest version, or partly removed.
+        """
         for whole, directory in ((False, SEGMENTS), (True, SNAPSHOTS)):
             place = self.root / directory
             for number in self.numbers(whole=whole):
@@ -135,7 +141,9 @@ class Log:
                     place.remove(name, first=NAME)
 
     def remove_old(self, keep: int) -> None:
-        """Removes everything before the last ``keep`` snapshots, except the way to the pinned version."""
+        """Removes everything before the last ``keep`` snapshots, except the segments and snapshot that lead to the
+        pinned version.
+        """
         head, pin = self.head(), self.pin()
         if head is None:
             return
@@ -166,7 +174,7 @@ class Log:
 
 
 def find_log(address: str) -> Log:
-    """Returns the log at an address, or that of a run directory.
+    """Returns the log at an address, or the log of a run directory.
 
     Raises:
         ConfigError: the run publishes nothing.
@@ -203,7 +211,7 @@ EVERY_S = 0.5
 
 
 class PublishOptions(Options):
-    """Options of a log that servers follow: its place, how often a segment is written, how long segments stay.
+    """Options of a log that servers follow: its place, the interval of segments, and the time that segments stay.
 
     Attributes:
         to: a directory, or any other fsspec address such as ``s3://bucket/ads``.
@@ -211,7 +219,7 @@ class PublishOptions(Options):
         every_steps: steps between two segments, instead of ``every_s``.
         snapshot_every: number of segments between two snapshots of all rows, from which new followers begin.
         keep: number of snapshots that stay, with all segments after the oldest of them.
-        on_error: if nothing can be written, training goes on and tries again, or stops.
+        on_error: decides what happens if a segment cannot be written. Training goes on and tries again, or it stops.
 
     Examples:
         >>> import girih

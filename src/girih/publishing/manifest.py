@@ -32,10 +32,11 @@ class SegmentManifest(PartsManifest):
     Attributes:
         number: the version.
         previous: the version that the segment applies to; None for a snapshot, which has all rows.
-        run: names the run that wrote it. epoch: counts the processes that began to write to this log; each begins with
-            a snapshot.
+        run: name of the run that wrote the segment.
+        epoch: number of the process among those that wrote to this log. Each process begins with a snapshot.
         time: the moment of its rows and parameters, in seconds since 1970.
-        parts: parts with rows also have ``left``, the number of keys that have no row any more.
+        parts: the files of the segment. Parts with rows also have ``left``, the number of keys that have no row any
+            more.
     """
 
     number: Number

@@ -108,15 +108,16 @@ def _write(
 
 
 class SegmentPart:
-    """A part that was written, after checking its form and all checksums.
+    """A part of a segment, read from its file. The constructor checks its form and all checksums.
 
     Args:
-        file: may be closed afterwards.
+        file: the file of the part. The caller may close it afterwards.
         facts: from the manifest.
 
     Attributes:
-        tables: rows of each, in the order of their numbers. segments: (name, dim) of each. left: keys that have no row
-            any more.
+        tables: number of rows of each table, in the order of the tables' numbers.
+        segments: (name, dim) of each segment of a row.
+        left: the keys that have no row any more.
 
     Raises:
         CheckpointError: the file is damaged, or another one than the manifest says.
@@ -166,10 +167,10 @@ class SegmentPart:
             raise ValueError("a row holds NaN")
 
     def check_columns(self, spec: GroupSpec) -> None:
-        """Refuses columns that differ from those of a group of tables.
+        """Checks that the part has the columns of a group of tables.
 
         Raises:
-            CheckpointError: names its columns.
+            CheckpointError: it has other columns. The error names them.
         """
         expected = [(segment.name, segment.dim) for segment in spec.segments]
         if self.segments != expected:

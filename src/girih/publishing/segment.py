@@ -1,4 +1,6 @@
-"""A segment of all trainers: begun between two steps, written by a thread of each trainer while training goes on.
+"""A segment of all trainers.
+
+It begins between two steps, and a thread of each trainer writes it while training goes on.
 
 Each process that holds shards writes their parts. Rank 0 adds the dense parameters, and writes the manifest last.
 """
@@ -42,7 +44,8 @@ class SegmentVersion:
     """The state of a segment, taken between two steps.
 
     Attributes:
-        step: steps of training. parameters: the model's, for ``load_state_dict``.
+        step: number of training steps.
+        parameters: parameters and buffers of the model, for ``load_state_dict``.
     """
 
     step: int
@@ -53,7 +56,13 @@ class SegmentVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """The names of a segment: its number, that of the version before it (None for a snapshot), and its writer."""
+    """Identifies a segment of a log.
+
+    Attributes:
+        number: the version that the segment leads to.
+        previous: the version that the segment continues. None if the segment is a snapshot.
+        run, epoch: the run that writes the segment, and its epoch of the log.
+    """
 
     number: int
     previous: int | None
@@ -62,10 +71,10 @@ class Called:
 
 
 class LogSegment:
-    """A segment of one moment, made by all trainers between two steps.
+    """A segment with the state of one moment. All trainers make it together, between two steps.
 
     Args:
-        log: only rank 0's is used.
+        log: the log. Only the log of rank 0 is used.
     """
 
     def __init__(self, log: Log, version: SegmentVersion, called: Called, ranks: TrainerGroup) -> None:

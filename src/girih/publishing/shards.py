@@ -1,8 +1,9 @@
-"""The shards of one process in a segment: taken between two steps, written while training goes on.
+"""The shards of one process in a segment. girih takes their state between two steps, and writes it while training goes
+on.
 
-When a segment begins, the changes are copied at once: they are few rows, and the store is not blocked. All rows are
-copied on write, as for a checkpoint. If their place is remote, they first go to a file without a name. So a slow
-address blocks neither a checkpoint nor the next segment.
+When a segment begins, changed rows are copied at once. They are few, so the store is not blocked. All rows of a
+snapshot are copied on write, as for a checkpoint. If the target is remote, they first go to a temporary file without a
+name. So a slow target blocks neither a checkpoint nor the next segment.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class SegmentRows(SparseSave, Protocol):
 
 
 class SegmentShards:
-    """Some shards in a segment: the changes since a version, or all rows. Then a new record of changes begins.
+    """The content of some shards for a segment: the changes since a version, or all rows.
+
+    Creating it begins a new record of changes.
 
     Args:
         files: the name of each part, and its shard.

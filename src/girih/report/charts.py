@@ -102,7 +102,10 @@ def _spec(chart: alt.SchemaBase) -> Spec:
 
 
 def _axis(axis: Axis, rows: Records) -> tuple[alt.Axis, alt.Scale]:
-    """Ticks and scale of an axis. If all values are equal, the only tick is the value: Vega would round to 1 or 0."""
+    """Returns the ticks and the scale of an axis. If all values are equal, the only tick is this value.
+
+    Vega would round it to 1 or 0.
+    """
     values = set(_numbers(axis, rows))
     if len(values) == 1 and not axis.from_zero:
         (value,) = values
@@ -119,7 +122,10 @@ def _numbers(axis: Axis, rows: Records) -> Iterator[float]:
 
 
 def _thin(name: str, x: Axis, y: Axis, records: Records) -> list[dict[str, object]]:
-    """One row per record. Many records become buckets with their mean, smallest and largest value."""
+    """Returns one row per record.
+
+    If there are many records, returns one row per bucket: mean, smallest and largest value.
+    """
     pairs = [(record.get(x.field), record.get(y.field)) for record in records]
     numbers = np.array([pair for pair in pairs if is_number(pair[0]) and is_number(pair[1])], np.float64)
     xs, ys = numbers.reshape(-1, 2).T / np.array([[x.unit], [y.unit]])
@@ -144,7 +150,7 @@ MAX_SPANS = 3000
 
 
 def timeline(run: RunRecord) -> dict[str, object] | None:
-    """A few steps and the time by phase, for the template. None if nothing was timed."""
+    """Returns a few steps and the time by phase, for the template. None if nothing was timed."""
     events = run.events
     if not events or _end(events) <= events[0].start_us:
         return None
@@ -198,7 +204,7 @@ def _row(event: TimelineSpan, start_us: float, end_us: float) -> dict[str, objec
 
 
 def _phases(run: RunRecord) -> dict[str, object]:
-    """The cells of the table, longest phase first, and the name of the total that shares refer to."""
+    """Returns the cells of the table, longest phase first, and the name of the total that shares refer to."""
     recorded: dict[str, list[float]] = defaultdict(list)
     for event in run.events:
         recorded[event.name].append(event.duration_us / 1000)
@@ -217,7 +223,7 @@ def _phases(run: RunRecord) -> dict[str, object]:
 
 
 def _whole_s(run: RunRecord) -> float | None:
-    """Seconds of the run, without compilation: to its end, or to its latest record. None if unknown."""
+    """Returns the seconds of the run without compilation: to its end, or to its latest record. None if unknown."""
     summary = run.summary or {}
     told = summary.get("duration_s")
     if is_number(told) and is_number(summary.get("compile_s")):

@@ -43,7 +43,7 @@ OF_PROBABILITIES, OF_NUMBERS = ("auc", "logloss"), ("mae", "rmse")
 EVALUATED = {*OF_PROBABILITIES, *OF_NUMBERS}
 """Curves of evaluations. A run has the curves that fit its first label."""
 MAYBE = {"hit_rate", "gpu_share", "dram_share", "imbalance"}
-"""Curves that only some runs have."""
+"""Curves that exist only for some runs."""
 _SPLITS = ("valid", "test")
 _SHOWN_ABOVE = {
     "auc",
@@ -183,7 +183,7 @@ def _part(mapping: Mapping[str, object] | None, key: str) -> Mapping[str, object
 
 
 def _kind(run: RunRecord) -> str:
-    """Model, strategy and precision, if known."""
+    """Returns model, strategy and precision, if known."""
     summary = run.summary or {}
     parts = [
         _name(summary.get("model")) or _name(run.settings.get("model")),
@@ -194,7 +194,7 @@ def _kind(run: RunRecord) -> str:
 
 
 def _name(value: object) -> str:
-    """The value if it is a string, or its name if it is a table. Otherwise the empty string."""
+    """Returns the value if it is a string, or its ``name`` if it is a table. Otherwise returns the empty string."""
     name = value.get("name") if isinstance(value, Mapping) else value
     return name if isinstance(name, str) else ""
 
@@ -214,7 +214,7 @@ def _measures(run: RunRecord) -> Sequence[str]:
 
 
 def _judged(run: RunRecord, newest: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Titles and values of the main metrics, with the final weights or else the newest."""
+    """Returns titles and values of the main metrics, for the final weights or else the newest weights."""
     titles = {axis.field: axis.title for axis, _ in CURVES}
     values = newest if run.summary is None else {**_final(run), **run.summary}
     for name in _measures(run):
@@ -249,7 +249,10 @@ def _curves(run: RunRecord) -> Iterator[Card]:
 
 
 def _overlaid(runs: RunComparison) -> Iterator[Card]:
-    """Curves with a line per run and split. The x axis counts examples, because the sizes of steps vary."""
+    """Returns curves with a line per run and split.
+
+    The x axis counts examples, because steps differ in size between runs.
+    """
     for axis, unit in CURVES:
         series: dict[str, Records] = {}
         for name, run in zip(runs.names, runs.records, strict=True):
@@ -280,9 +283,9 @@ def _features(run: RunRecord) -> Iterator[tuple[str, ...]]:
 
 
 def _totals(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Entries of the summary that the rest of the page does not show. Nested tables get dotted names.
+    """Returns the entries of the summary that the rest of the page does not show. Nested tables get dotted names.
 
-    Leaves out a zero if this run cannot have this kind of event.
+    Leaves out a zero if this kind of event cannot happen in this run.
     """
     for key, value in (run.summary or {}).items():
         if key in _SHOWN_ABOVE or (key in _OF_SERVICES and not run.services and not value):

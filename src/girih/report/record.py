@@ -36,13 +36,13 @@ class RunRecord:
     Attributes:
         name: the name of the directory.
         config: the text of ``config.toml``, with masked secrets; None if the file is missing.
-        settings: the same, parsed; empty if it cannot be parsed.
+        settings: the parsed ``config``; empty if it cannot be parsed.
         training: training lines of ``metrics.jsonl``, steps ascending.
         evaluations: evaluation lines by split, steps ascending; if there are none, the metrics of the summary.
         summary: None while the run continues.
         events: the timeline, by start.
         totals_s: seconds by phase over the whole run; the timeline may only hold the beginning of the run.
-        services: whether the plan has processes other than trainers, so that updates may be late or lost.
+        services: True if the plan has processes other than trainers. Then updates may be late or lost.
         notes: one sentence for each missing or damaged file.
     """
 
@@ -81,7 +81,7 @@ def read_run(directory: Path) -> RunRecord:
 
 
 def expect_run(directory: Path, *others: str) -> None:
-    """Refuses a directory without ``config.toml``, ``metrics.jsonl`` and ``others``.
+    """Checks that a directory has ``config.toml``, ``metrics.jsonl`` or one of ``others``.
 
     Raises:
         RunDirectoryError: the message describes the path.

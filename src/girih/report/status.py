@@ -78,7 +78,7 @@ def status_of(run: Path) -> RunStatus:
 
 
 def _process(shown: ProcessStatus, now: float) -> dict[str, object]:
-    """One process as plain values. Unknown values are None, and so are the rates of a process that does not run."""
+    """Returns one process as plain values. Unknown values are None. So are the rates of a process that does not run."""
     state, rows = _state_of(shown, now), shown.live("rows")
     runs = state == "running"
     staleness = {

@@ -66,9 +66,11 @@ class EmbeddingWorker(Service):
     Attributes:
         servers: addresses of the embedding servers.
         shards_each: shards of one server.
-        registry: has the new address of a restarted server.
-        resends: True resends requests that a server lost, and finds keys again that this worker lost in a restart.
-        prefetch: True finds and routes unique keys as soon as ids come, not when a trainer asks for them.
+        registry: lists the processes. The worker reads the address of a restarted server there.
+        resends: if True, the worker survives restarts. It sends requests again that a server lost. After its own
+            restart, it computes the lost keys again.
+        prefetch: if True, the worker computes and routes the unique keys when ids arrive. Otherwise it does so when
+            a trainer asks for them.
     """
 
     name = RoleName.EMBEDDING_WORKER

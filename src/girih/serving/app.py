@@ -1,7 +1,7 @@
 """The server as an ASGI application: the Open Inference Protocol over HTTP, health and metrics.
 
-One thread of the process answers each request as it arrives. The thread only computes and never waits. So requests of
-one worker follow each other, and one version answers each request.
+One thread of the process answers all requests, one after the other. It computes and never waits. So a single version of
+the model answers a whole request.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ STATUS: tuple[tuple[type[Exception], int], ...] = (
     (NotServed, 404),
     (UserError, 400),
 )
-"""HTTP statuses of errors, the first that fits; others are 500."""
+"""Errors, and their HTTP statuses. The first class that fits decides. Other errors have the status 500."""
 REFUSED = {"http": 400, "time": 408, "size": 413, "headers": 431, "bytes": 503, "connections": 503}
-"""HTTP statuses of refused clients, by reason."""
+"""Reasons to refuse a client, and their HTTP statuses."""
 
 
 class InferenceServer:
     """Answers requests for one model.
 
     Args:
-        name: the model's name for clients. served: the version that answers at first.
-        options: a request with more examples or bytes is refused with status 413.
+        name: the model's name for clients.
+        served: the version that answers first.
+        options: the options of the server. A request above their limits gets the status 413.
 
     Raises:
         ConfigError: prometheus-client is missing.
@@ -75,12 +76,15 @@ class InferenceServer:
         self.replace(served)
 
     def replace(self, served: Served) -> None:
-        """Lets another version answer later requests. Requests in progress keep theirs. Callable from any thread."""
+        """Makes another version answer later requests. Any thread may call it.
+
+        A request in progress keeps its version.
+        """
         self._served = served
         self._metrics.serves(served.version)
 
     def app(self) -> ASGIApp:
-        """Returns the ASGI application, for hosts that limit their clients themselves."""
+        """Returns the ASGI application, for a host that has its own limits on clients."""
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         return Starlette(routes=[Route("/{path:path}", self._handle, methods=methods)])
 
@@ -99,7 +103,7 @@ class InferenceServer:
         return self.answer(named["name"], named["version"], request.headers.get(protocol.JSON_LENGTH), body)
 
     def describe(self, method: str, path: str) -> Response:
-        """Returns the answer to any request except those for predictions."""
+        """Returns the answer to a request that does not ask for predictions."""
         path = path.rstrip("/") or "/"
         page, named = self._pages.get(path), _MODEL.fullmatch(path)
         if named is not None:
@@ -197,11 +201,11 @@ class InferenceServer:
         return b"".join(pieces)
 
     def compressed(self, encoding: str) -> DataError:
-        """Returns the error of a compressed body."""
+        """Returns the error for a request with a compressed body."""
         return DataError(f"Content-Encoding = {encoding[:40]!r}: expected none; send the body uncompressed")
 
     def too_large(self, size: int) -> TooLarge:
-        """Returns the error of a body that has too many bytes."""
+        """Returns the error for a request whose body has too many bytes."""
         return TooLarge(
             f"a body of {size:,} bytes; expected at most {self.most_bytes:,}: send several requests"
         )
@@ -226,6 +230,9 @@ def status_of(error: Exception) -> int:
 
 
 def refusal(error: Exception, *, close: bool = False) -> Response:
-    """Returns an error as an answer of one sentence. ``close`` ends the connection, because the body was not read."""
+    """Returns an answer that reports an error in one sentence.
+
+    ``close`` ends the connection. This is necessary if the body was not read.
+    """
     headers = {"Connection": "close"} if close else None
     return JSONResponse({"error": " ".join(str(error).split())}, status_of(error), headers=headers)

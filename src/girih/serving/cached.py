@@ -1,4 +1,4 @@
-"""The exported model of a run, which ``girih serve RUN`` serves. It is exported first if it is missing."""
+"""The exported model of a run, for ``girih serve RUN``. girih exports the model first if there is no export."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def model_name(run: str) -> str:
 
 @contextlib.contextmanager
 def exported(path: str, name: str, notify: Notify, model: str | None = None) -> Iterator[Path]:
-    """Yields a directory with the exported model of a run, as long as it is needed.
+    """Yields a directory with the exported model of a run. The directory exists until the context ends.
 
-    The export is kept in the run directory, and reused while its checkpoint is the final one. If there is no run
-    directory, or it is read-only, the export goes to a temporary directory.
+    The export is kept in the run directory, and reused while its checkpoint is still the final one. If there is no run
+    directory, or the directory is read-only, the export goes to a temporary directory.
 
     Args:
-        path: an exported directory, which is used directly; a run directory; or a checkpoint. name: for a new export.
-        notify: receives a line before an export. model: the user's class, as ``file.py:Class``; forces a new export.
+        path: an exported directory, which is used directly; a run directory; or a checkpoint.
+        name: the name of the model in a new export.
+        notify: receives a line before an export.
+        model: the user's class, as ``file.py:Class``. It forces a new export.
 
     Raises:
         MissingFileError, CheckpointError: ``path`` is neither an exported model nor a checkpoint.
@@ -77,7 +79,10 @@ def _is_of(directory: Path, source: object) -> bool:
 
 
 def _put(made: Path, place: Path) -> None:
-    """Gives a directory its final name, and deletes the old one. A server of the old one keeps its files open."""
+    """Renames a directory to its final name, and deletes the old directory of this name.
+
+    A server that uses the old directory keeps its files open.
+    """
     old = place.with_name(f".old-{place.name}-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         os.replace(place, old)

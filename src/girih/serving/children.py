@@ -28,9 +28,12 @@ class ChildProcess:
     """A module that runs as a process, and is restarted when it ends.
 
     Args:
-        title: its name in messages; ``{pid}`` is replaced by the process id. words: its command.
-        instructions: its first line of input. notify: receives a line about each restart, or why it failed.
-        environment: all variables; by default those of this process. descriptors: files that it inherits.
+        title: its name in messages. ``{pid}`` stands for the process id.
+        words: its command.
+        instructions: its first line of input.
+        notify: receives a line for each restart, or the reason why it failed.
+        environment: its environment variables. By default it has the variables of this process.
+        descriptors: files that it inherits.
 
     Raises:
         OSError: the system cannot start the process.
@@ -62,7 +65,7 @@ class ChildProcess:
             raise RoleError(f"serve: {self._name()} ended with status {status}; see its message above")
 
     def look(self) -> subprocess.Popen[str] | None:
-        """Restarts the process if it has ended; returns the old process."""
+        """Restarts the process if it has ended. Returns the old process."""
         ended, status = self.process, self.process.poll()
         if status is None or time.monotonic() < self.again_s:
             return None

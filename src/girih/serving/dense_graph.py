@@ -1,13 +1,14 @@
-"""``dense.json``: the network of a user's class as a list of operators, which is data and not code.
+"""``dense.json``: the network of a user's class, as a list of operators. The file is data, not code.
 
     {"inputs": 3, "tensors": [names], "parameters": 4, "nodes": [[operator, args, kwargs], ...], "output": 41}
 
-Values are numbered: first inputs, then tensors of ``dense.safetensors``, parameters first, then nodes. Arguments are JSON
-values. A string has a prefix for its meaning: ``node:7``, ``text:tanh``, ``is:torch.float32``, ``is:-inf``.
+All values have numbers. Inputs come first, then the parameters and the other tensors of ``dense.safetensors``, then
+nodes. Arguments are JSON values. A string has a prefix for its meaning: ``node:7``, ``text:tanh``,
+``is:torch.float32``, ``is:-inf``.
 
-A file can only name operators that :func:`operator_named` allows. These only compute a result from their arguments. They
-open no file, write to no argument, draw no random numbers, and check all indices and shapes. They run once on an example
-before the network serves. The size of each result is known before memory is allocated for it.
+A file can only name operators that :func:`operator_named` allows. These only compute a result from their arguments.
+They open no file, write to no argument, draw no random numbers, and check all indices and shapes. They run once on an
+example before the network serves. The size of each result is known before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _UNSAFE = frozenset(
         "native_dropout.default", "native_group_norm.default", "rand.default", "randn.default", "randperm.default",
     }
 )  # fmt: skip
-"""Core operators that check no sizes, expose uninitialized memory, look at values, or draw random numbers."""
+"""Core operators that no file may name. They check no sizes, expose uninitialized memory, read values, or draw random
+numbers.
+"""
 _COMPOSITE = frozenset(
     {
         "_prelu_kernel.default", "addcmul.default", "baddbmm.default", "batch_norm.default", "bilinear.default",
@@ -48,7 +51,7 @@ _COMPOSITE = frozenset(
         "triu_indices.default", "unfold.default",
     }
 )  # fmt: skip
-"""Operators of usual layers that are not decomposed: decomposed, they are slower, or differ in their last bit."""
+"""Operators of usual layers that stay whole. Their parts would be slower, or would differ in the last bit."""
 _WORDS: Mapping[str, object] = {
     str(value): value
     for value in (
@@ -59,11 +62,11 @@ _WORDS: Mapping[str, object] = {
 }  # fmt: skip
 """Arguments that JSON cannot hold."""
 _MOST_ELEMENTS = 1 << 28
-"""The limit of elements of all results together, for the example."""
+"""The maximum number of elements in all results together, for the example."""
 
 
 def _on_numbers(function: Callable[..., float]) -> Callable[..., float]:
-    """Restricts an operator of Python to sizes: on lists or large integers it could fill memory."""
+    """Restricts a Python operator to sizes. With lists or large integers, it could fill the memory."""
 
     def compute(*numbers: object) -> float:
         result = function(*numbers) if all(isinstance(each, int | float) for each in numbers) else None
@@ -80,7 +83,10 @@ def _item(values: Sequence[Tensor], index: int) -> Tensor:
 
 
 def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    """Runs ``repeat_interleave`` after a check, because it accepts numbers whose sum is no integer."""
+    """Checks the numbers, then runs ``repeat_interleave``.
+
+    Without the check, it accepts numbers whose sum overflows an integer.
+    """
     if not 0 <= float(repeats.double().sum()) <= _MOST_ELEMENTS or bool((repeats < 0).any()):
         raise ValueError("repeat_interleave: expected repeats of at least 0, and fewer of them")
     return torch.repeat_interleave(repeats, output_size=output_size)
@@ -89,7 +95,7 @@ def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
 def _batch_norm(
     values: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *rates: float
 ) -> tuple[Tensor]:
-    """Runs batch norm in evaluation mode, by the function that checks sizes."""
+    """Runs batch norm in evaluation mode. The function that it calls checks sizes."""
     return (F.batch_norm(values, mean, var, weight, bias, False, *rates),)
 
 
@@ -191,7 +197,7 @@ def _name_of(target: Callable[..., object] | str) -> str:
 class ProgramNet(nn.Module):
     """A model made from ``dense.json``, which replaces the exported module.
 
-    It has the code of its graph, and a plain module with its tensors. So copies share only the code.
+    It has the code of the graph. A plain module holds the tensors. So copies share the code, but not the tensors.
     """
 
     def __init__(self, code: Callable[..., Tensor], tensors: nn.Module) -> None:
@@ -243,7 +249,10 @@ def net_of(
 
 
 def _graph_of(content: Mapping[str, Any]) -> fx.Graph:
-    """Builds the graph of a content. It becomes code, so the names in it are ours, never the file's."""
+    """Builds the graph that a file describes.
+
+    Torch turns it into code, so all names in it come from girih, never from the file.
+    """
     graph = fx.Graph()
     known = dict(enumerate(graph.placeholder(f"input{number}") for number in range(content["inputs"])))
     for number in range(len(content["tensors"])):

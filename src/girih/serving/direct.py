@@ -1,7 +1,8 @@
-"""Connections of a server: each reads requests within limits, and answers a request as soon as its last byte is there.
+"""Connections of a server. Each reads requests within limits, and answers a request when its last byte has arrived.
 
-All requests go through here, for every path, method and encoding, so that none avoids the limits. A connection keeps the
-few headers that matter, and the bodies of requests for predictions. It counts and discards all other bytes.
+All requests go through this module, for every path, method and encoding. So no request avoids the limits. A connection
+keeps only the headers that it needs, and the bodies of requests for predictions. It counts and discards all other
+bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from girih.serving.limits import DRAIN_S, Clients
 from girih.serving.protocol import JSON_LENGTH
 
 LINGER_S = 1.0
-"""Seconds in which a refused client may read its answer. Its connection discards what it still sends."""
+"""Seconds in which a refused client may read its answer. The connection discards everything that the client sends
+meanwhile.
+"""
 KEEP_ALIVE_S = 5.0
 """Seconds that a connection stays open after an answer."""
 _LOG = logging.getLogger(__name__)
@@ -38,10 +41,13 @@ class ClientConnection(asyncio.BufferedProtocol):
     """A connection to a server of predictions.
 
     Args:
-        serving: makes the answers. clients: all connections of the process.
+        serving: computes the answers.
+        clients: all connections of the process.
 
     Attributes:
-        held: bytes of memory that it holds. begun: when its request began. deadline: when it expires.
+        held: bytes of memory that it holds.
+        begun: the time at which its request began.
+        deadline: the time at which it expires.
     """
 
     def __init__(self, serving: InferenceServer, clients: Clients) -> None:
@@ -75,7 +81,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._clients.remove(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Returns the buffer for the next bytes. Connections share it: each takes its bytes at once."""
+        """Returns the buffer for the next bytes.
+
+        All connections share this buffer, because each connection takes its bytes out at once.
+        """
         return self._clients.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -90,7 +99,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._read(self._clients.buffer[:nbytes])
 
     def _read(self, data: memoryview) -> None:
-        """Reads to the end of one request. Other connections have their turn before the next one."""
+        """Reads up to the end of one request. Other connections may read before this one reads its next request."""
         self._is_answered = False
         while data and not (self._is_answered or self._is_over):
             size = self._next_size(data)
@@ -224,7 +233,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.write(b"\r\n".join([*lines, b"", bytes(response.body) if has_body else b""]))
 
     def refuse(self, reason: str, text: str) -> None:
-        """Answers with an error and closes. A client that does not read its answers gets none."""
+        """Answers with an error, then closes the connection. A client that does not read its answers gets no error."""
         can_answer = not (self._is_over or self._transport.get_write_buffer_size())
         self._is_over = True
         self._forget_request()

@@ -53,9 +53,11 @@ def export(opened: OpenedModel, out: Path, name: str, notify: Notify, *, program
     """Writes a model as a directory. Replaces the files of an unfinished export.
 
     Args:
-        opened: the run's model. out: missing or empty. name: the model's name for clients.
-        notify: receives a line on each part that could not be made.
-        programs: True to write the net as ONNX too.
+        opened: the run's model.
+        out: a directory that is empty or does not exist.
+        name: the model's name for clients.
+        notify: receives a line for each part that could not be written.
+        programs: if True, also writes the net as ONNX.
 
     Raises:
         RunDirectoryError: the directory holds something else. CheckpointError: the checkpoint is damaged.
@@ -190,7 +192,9 @@ def _write_dense(
 def _operators(
     model: nn.Module, exported: ExportedProgram, example: tuple[Tensor, Embeddings], num_labels: int
 ) -> tuple[bytes, dict[str, Tensor]]:
-    """Returns the content of ``dense.json`` and all its tensors, after comparing their results with the model's.
+    """Returns the content of ``dense.json`` and all its tensors.
+
+    Compares the results of the operators with the results of the model first.
 
     Raises:
         Exception: an operator is not allowed in files, or the results differ from the model's.

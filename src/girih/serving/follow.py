@@ -1,4 +1,4 @@
-"""Follows a log: copies published versions into mapped files on this machine, one whole version after the other.
+"""Follows a log. Copies published versions into mapped files on this machine, one whole version after the other.
 
     head.json ──► version ──► segments after the current one, if all are there ──► a file on top of each stack
                          └──► else the newest snapshot, and the segments after it ──► new stacks
@@ -52,7 +52,7 @@ _KEPT = 3  # versions whose files stay, for servers that are about to map them
 
 @dataclass(frozen=True)
 class _CheckedSegment:
-    """A segment or a snapshot, whole and checked."""
+    """A segment or a snapshot that is complete. Its checksums are right."""
 
     manifest: SegmentManifest
     groups: tuple[Group, ...]
@@ -62,20 +62,22 @@ class _CheckedSegment:
 
 
 class _Unreachable(CheckpointError):
-    """No segments or snapshot lead to a version, for now."""
+    """The error if no available segments or snapshot lead to a version, for now."""
 
 
 class Follower(AbstractContextManager["Follower"]):
     """Follows a log into a directory of this machine. One thread uses it.
 
     Args:
-        directory: only for this follower. It continues with the files of an earlier follower.
+        directory: a directory that no other follower uses. The follower continues with files of an earlier follower
+            there.
         notify: receives a line on every event.
-        fingerprint: the served schema; by default the first version's. Versions of other schemas are refused.
+        fingerprint: identifies the served schema. By default it is the schema of the first version. The follower
+            refuses versions of other schemas.
 
     Attributes:
         current: the current version, as servers read it; None before the first.
-        again_s: seconds between two tries to reach a version that cannot be reached.
+        again_s: seconds until it tries again to reach a version.
 
     Raises:
         ConfigError: another follower uses the directory.
@@ -100,7 +102,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._clean()
 
     def poll(self) -> bool:
-        """Looks once for a new version. Returns whether :attr:`current` is another version than before."""
+        """Checks once for a new version. Returns whether :attr:`current` has changed."""
         before = None if self.current is None else self.current.number
         try:
             self._apply_merged()
@@ -143,7 +145,7 @@ class Follower(AbstractContextManager["Follower"]):
             self._allow_logging("gap")
 
     def _go_to(self, target: int, head: LogHead, *, pinned: bool) -> bool:
-        """Goes to a version, or as close as possible. Returns whether it reached the version."""
+        """Moves to a version, or as close to it as possible. Returns whether it reached the version."""
         current, gap = self.current, ""
         if current is not None and current.number < target and (pinned or _same_run(head, current)):
             segments, why = self._segments(current, self._tensors, target)
@@ -190,7 +192,9 @@ class Follower(AbstractContextManager["Follower"]):
     def _segments(
         self, version: SegmentManifest | Signature, tensors: list[StoredTensor], target: int
     ) -> tuple[list[_CheckedSegment], str | None]:
-        """Returns the segments after a version, in order; and why the next one is unusable, None if all are there.
+        """Returns the segments after a version, in order.
+
+        Also returns the reason why the next segment is unusable, or None.
 
         Args:
             tensors: the tensors of its dense half, without their values.
@@ -245,7 +249,10 @@ class Follower(AbstractContextManager["Follower"]):
         return _CheckedSegment(manifest, groups, parts, dense, tensors)
 
     def _apply(self, base: _CheckedSegment | None, segments: list[_CheckedSegment]) -> None:
-        """Makes a version from a snapshot or the current files, with segments on top. It becomes current."""
+        """Builds a version and makes it current.
+
+        It consists of a snapshot or the current files, and the segments after them.
+        """
         last = segments[-1] if segments else base
         if last is None:
             return
@@ -307,7 +314,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._merge()
 
     def _find_version(self) -> Signature | None:
-        """Returns the version of an earlier follower in this directory, if it is whole and of this log."""
+        """Returns the version that an earlier follower left in this directory, if it is complete and of this log."""
         if not (self.directory / NAME).exists():
             return None
         try:
@@ -329,7 +336,7 @@ class Follower(AbstractContextManager["Follower"]):
         return version
 
     def _clean(self) -> None:
-        """Deletes files of versions that no server is about to map, and leftovers of a killed follower."""
+        """Deletes files of versions that no server will map any more. Also deletes leftovers of a killed follower."""
         stays: set[str] = set().union(*self._recent)
         stays |= {self._merging.name or ""}
         for path in [*self.directory.glob("rows-*.safetensors"), *self.directory.glob("dense-*.safetensors")]:

@@ -22,7 +22,7 @@ from girih.serving.follow import Follower
 from girih.serving.limits import Notify
 
 _NICE = 10
-"""Gives answers priority over updates on a shared core."""
+"""The priority of the process. Answers have priority over updates on a shared core."""
 LOOK_EVERY_S = 0.1
 _LOOK_ELSEWHERE_EVERY_S = 0.25  # each look is two requests
 _REFUSED = 2
@@ -32,8 +32,9 @@ class Following(contextlib.AbstractContextManager["Following"]):
     """A follower as a separate process, restarted when it ends. On entry it has a version.
 
     Args:
-        log: the address. directory: only for this follower. notify: receives a line at each restart. The follower's own
-            lines go to standard error.
+        log: the address of the log.
+        directory: a directory that no other follower uses.
+        notify: receives a line at each restart. The follower's own lines go to standard error.
 
     Raises:
         RoleError: the follower cannot begin.

@@ -1,4 +1,7 @@
-"""Options of a server, and the limits on the clients of one process: their number, the bytes that they hold, and their time."""
+"""Options of a server, and the limits on the clients of one process.
+
+The limits concern the number of clients, the bytes that they hold, and their time.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ class ServeOptions(Options):
         max_batch: largest number of examples in a request; larger requests get status 413.
         max_bytes: largest body of a request in bytes; larger requests get status 413.
         max_header_bytes: largest request line and headers together; larger requests get status 431.
-        max_unfinished_bytes: all unfinished requests and unread answers of a process. Beyond it, the largest get
-            status 503.
+        max_unfinished_bytes: largest sum of the unfinished requests and unread answers of a process. Above it, the
+            largest of them get status 503.
         request_timeout: seconds from a request's first byte to its last (else status 408), and for reading an answer.
         max_connections: connections of a process; further connections get status 503.
         model: the user's class, as ``file.py:Class``, that a follower serves.
@@ -65,7 +68,7 @@ DRAIN_S = 5
 _SWEEP_S, _LOOK_S = 0.5, 0.02
 _TRIM_BYTES = 4 << 20
 _FRESH_S = 0.1
-"""Added to the age of all requests, so that the bytes of a new one count."""
+"""Seconds that girih adds to the age of all requests. So the bytes of a new request count too."""
 _SPARE_FILES = 512
 _READ_BYTES = 1 << 18
 
@@ -101,8 +104,8 @@ class Clients:
     def hold(self, client: ClientConnection, num_bytes: int) -> None:
         """Records the bytes that a connection holds.
 
-        If all connections together hold too many, the one with the most bytes times seconds is refused.
-        So requests that arrive at once pass, even if many slow ones fill the total.
+        If all connections together hold too many bytes, one is refused. This is the connection with the largest product
+        of bytes and seconds. So many slow requests cannot keep out requests that arrive at once.
         """
         self._held += num_bytes - client.held
         client.held = num_bytes

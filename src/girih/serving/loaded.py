@@ -95,7 +95,10 @@ def table_chunks(place: Storage, manifest: Manifest, table: str) -> Iterator[Tab
 
 
 def has_embeddings(place: Storage, manifest: Manifest, table: str) -> bool:
-    """Returns whether the rows of a table have embeddings. False if they have only first-order weights, or nothing."""
+    """Returns whether the rows of a table have embeddings.
+
+    The result is False if the model reads only their first-order weights, or nothing.
+    """
     reader = PartReader(place, manifest.shards)
     names = (name for name, facts in manifest.shards.items() if table in facts["tables"])
     headers = (describe_header(reader.header(name), name) for name in names)
@@ -346,7 +349,7 @@ class LoadedModel(contextlib.AbstractContextManager["LoadedModel"]):
 
     @property
     def _rows(self) -> LocalSparse:
-        """The tables, without the parts that only training needs."""
+        """The tables, without optimizer state, admission and eviction."""
         if self._sparse is None:
             opened = self._opened
             spec = SparseSpec(

@@ -1,6 +1,6 @@
-"""A directory with a model for servers: an export, which never changes, or a follower's, which gets new versions.
+"""A directory with a model for servers. An export never changes. A follower's directory gets new versions.
 
-A server polls the small file that names all others, and then answers with the files that it names.
+A small file names all other files. A server polls the small file, and then answers with the files that it names.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ class ModelDirectory:
 
     Args:
         model: the user's class, as ``file.py:Class``; None uses girih's class, or the operators in the directory.
-        verify: True compares the checksum of every file, which reads all files; False only those of the dense half.
+        verify: if True, compares the checksums of all files, which reads all of them. If False, compares only those of
+            the dense half.
 
     Attributes:
-        signature: the signature of the last opened version. served: that version.
+        signature: the signature of the last opened version.
+        served: the last opened version.
 
     Raises:
         MissingFileError: there is no model, or one of its files is missing.
@@ -61,11 +63,11 @@ class ModelDirectory:
         self._take(self._opened)
 
     def look(self) -> bool:
-        """Opens the directory's version if it is new. Returns whether it is.
+        """Opens the version in the directory if it is new. Returns whether it was new.
 
         Raises:
-            CheckpointError: the version is damaged, or of another model. MissingFileError: it is gone already; look
-                again.
+            CheckpointError: the version is damaged, or of another model.
+            MissingFileError: a newer version has replaced it. Look again.
         """
         if self._mark() == self._seen:
             return False
@@ -73,7 +75,7 @@ class ModelDirectory:
         return True
 
     def _take(self, take: Callable[[Signature], Served]) -> None:
-        """Opens the current version. Repeats this if a newer version replaces it while its files are opened."""
+        """Opens the current version. Starts again if a newer version replaces it meanwhile."""
         while True:
             mark = self._mark()
             try:
@@ -155,7 +157,7 @@ class ModelDirectory:
         return tensors_in(read_file(self._directory, file), str(self._directory / file.name))
 
     def _mark(self) -> tuple[int, int] | None:
-        """Returns the identity of the small file, which is replaced and never written to."""
+        """Returns the identity of the small file. A new version replaces the file, and nobody writes into it."""
         try:
             found = os.stat(self._directory / NAME)
         except FileNotFoundError:

@@ -36,7 +36,9 @@ class OpenedModel:
     """A model and the place of its weights, which are not read yet.
 
     Attributes:
-        place: the checkpoint. manifest: its index. final: True if the run has ended with it.
+        place: the checkpoint.
+        manifest: the index of the checkpoint.
+        final: True if the run ended with this checkpoint.
         batch_size: the number of examples that are computed together, as in ``girih predict``.
     """
 

@@ -1,7 +1,8 @@
-"""A fast path for requests whose tensors are bytes that need no conversion, which is most of them.
+"""A fast path for requests whose tensors are bytes that need no conversion. Most requests are like this.
 
-A plan is made once for all requests of one layout. It copies all columns with a few copies. Requests without a plan,
-and invalid requests, are left to :class:`~girih.serving.reading.RequestReader`, which also reports the errors.
+girih makes one plan for all requests of the same layout. The plan copies all columns with a few copies. Requests
+without a plan, and invalid requests, go to :class:`~girih.serving.reading.RequestReader`, which also reports the
+errors.
 
 Shapes: n examples, F categorical and sequence features, X numeric features, K columns of a run.
 """
@@ -27,11 +28,12 @@ _MOST_PLANS = 64
 
 
 class _ColumnRun(NamedTuple):
-    """Adjacent columns of one type, in the request as in the batch.
+    """Columns of one type that are adjacent both in the request and in the batch.
 
     Attributes:
-        first: the place of the first column in the batch. begin: its first byte. num_rows: values per column: n, or 1
-            for all.
+        first: the place of the first column in the batch.
+        begin: the first byte of the first column.
+        num_rows: values per column: n, or 1 if all examples share it.
     """
 
     first: int

@@ -60,7 +60,7 @@ class FlatNet(nn.Module):
         self._logits: Callable[[Tensor], Tensor] | None = getattr(module, "logits", None)
 
     def forward(self, numeric: Tensor, *tensors: Tensor) -> Tensor:
-        """See the module."""
+        """Returns logits, float32[B, T], from the tensors that the module's docstring lists."""
         outputs: Tensor = self.module(numeric, embeddings_of(tensors, self._inputs))
         return outputs if self._logits is None else self._logits(outputs)
 
@@ -122,7 +122,7 @@ def export_program(module: nn.Module, numeric: Tensor, embeddings: Embeddings) -
 
 
 def _length(value: Sized) -> int:
-    """A ``len`` that torch can trace. Python's own makes a tensor's size constant, which fixes the batch size."""
+    """A ``len`` that torch can trace. Python's ``len`` would make the size a constant, and so fix the batch size."""
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else _LENGTH(value)
 
 

@@ -35,19 +35,19 @@ EXTENSIONS = ("binary_tensor_data",)
 PLATFORM = "girih"
 _JSON, _BINARY = "application/json", "application/octet-stream"
 _MOST_KNOWN, _LONGEST_KNOWN = 64, 1 << 16
-"""The limits of the JSON that a parser keeps: number of requests, and bytes of each."""
+"""Limits of the JSON texts that a parser remembers: their number, and the bytes of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A requested output: its place among the model's outputs. It may be sent as bytes."""
+    """A requested output: its place among the model's outputs, and whether it may be sent as bytes."""
 
     place: int
     binary: bool
 
 
 class BinaryTensor(NamedTuple):
-    """A tensor as bytes: their start after the JSON, and their number."""
+    """A tensor that is sent as bytes: the place of its first byte after the JSON, and its number of bytes."""
 
     name: str
     datatype: str
@@ -69,8 +69,10 @@ class InferRequest:
     """A request for predictions.
 
     Attributes:
-        id: the caller's id, sent back; None if there is none. outputs: the requested outputs.
-        layout: the places of tensors in ``data``; None if the JSON holds some tensors. data: the bytes after the JSON.
+        id: the caller's id, which the answer repeats, or None.
+        outputs: the requested outputs.
+        layout: the places of tensors in ``data``. None if the JSON holds some tensors.
+        data: the bytes after the JSON.
         given: the tensors by name, if they are already made.
     """
 
@@ -98,7 +100,9 @@ class InferRequest:
 
 
 class Parser:
-    """Reads requests for a model. If all tensors are bytes, JSON that was seen before is not parsed again.
+    """Reads requests for a model.
+
+    If all tensors are sent as bytes, the parser remembers the JSON and does not parse it again.
 
     Args:
         outputs: the outputs of the model.

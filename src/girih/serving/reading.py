@@ -1,7 +1,7 @@
 """Turns tensors of a request into a batch, in the same way as columns of a file, without a dataset.
 
-Integers and numbers that need no conversion, which is most of them, are copied directly. Strings, times, weights and
-transformed features go through the decoder for files, so that they mean the same.
+Most integers and numbers need no conversion and are copied directly. Strings, times, weights and transformed features
+go through the decoder for files. So they have the same meaning as in files.
 
 A tensor is a column:
 
@@ -51,7 +51,10 @@ class TooLarge(UserError, ValueError):
 
 
 class RequestColumn(NamedTuple):
-    """A column of a request: values, bounds of the examples' lists (None: one value each), number of examples."""
+    """A column of a request: its values, the bounds of the examples' lists, and the number of examples.
+
+    The bounds are None if each example has one value.
+    """
 
     values: Any
     offsets: NDArray[np.int64] | None
@@ -144,7 +147,7 @@ class RequestReader:
         return found
 
     def _size(self, columns: Mapping[str, RequestColumn]) -> int:
-        """Returns n. All columns must agree on it, except those that hold for all examples."""
+        """Returns n. All columns must have n examples, except columns that all examples share."""
         size = max((column.num_rows for column in columns.values()), default=0)
         largest = next(name for name, column in columns.items() if column.num_rows == size)
         if any(column.num_rows == 0 for column in columns.values()):
@@ -226,7 +229,7 @@ class RequestReader:
             numeric[:, places[number.name]] = values
 
     def _plan(self, names: Sequence[str], table: pa.Table) -> ReadPlan:
-        """Returns the decoder's plan for a table; made once for columns of these types."""
+        """Returns the decoder's plan for a table. Makes one plan for all tables with these column types."""
         key = (*names, *table.schema.types)
         plan = self._plans.get(key)
         if plan is None:
@@ -242,7 +245,10 @@ class RequestReader:
 
 
 def _in_their_words(message: str, kinds: Sequence[object]) -> str:
-    """Rewrites an error about a column's type with datatypes of the protocol, and without the advice for files."""
+    """Rewrites an error about a column's type for clients.
+
+    Uses datatypes of the protocol, and leaves out the advice for files.
+    """
     for kind in kinds:
         message = message.replace(f" ({kind}) ", f" ({datatype_of(kind)}) ")
     return message.partition("; cast the column")[0]
@@ -265,7 +271,7 @@ def _sources(feature: Feature) -> list[str]:
 
 
 def _column(tensor: RequestTensor, lengths: RequestTensor | None) -> RequestColumn:
-    """Returns a tensor, with the lengths of its lists if it has any, as a column."""
+    """Returns a tensor as a column. If it has lists, the column includes their lengths."""
     if lengths is not None:
         return RequestColumn(tensor.values, _offsets(tensor, lengths), lengths.num_values)
     num_rows = tensor.shape[0]

@@ -1,4 +1,5 @@
-"""Files of rows that servers map: written from parts of checkpoints or segments, and merged to keep stacks short.
+"""Files of rows that servers map. girih writes them from parts of checkpoints or segments, and merges them to keep
+stacks short.
 
 Shapes: K keys of a chunk, W columns of a row.
 """
@@ -20,15 +21,19 @@ from girih.store.mapped import MappedFile, MappedWriter, merge
 from girih.store.spec import Floats, GroupSpec, Ints, Longs
 
 GROWTH = 2
-"""A file of a stack has more than this factor times the keys of all newer files, so 13 files suffice for a million segments."""
+"""A file of a stack has more than this many times the keys of all newer files together.
+
+So 13 files are enough for a million segments.
+"""
 
 
 class RowsPart(Protocol):
     """A part of a checkpoint or a segment: rows of some shard.
 
     Attributes:
-        where: its name in errors. tables: rows of each, in the order of their numbers. left: keys that have no row any
-            more.
+        where: its name in errors.
+        tables: number of rows of each table, in the order of the tables' numbers.
+        left: the keys that have no row any more.
     """
 
     where: str
@@ -50,7 +55,7 @@ def write_rows(
 
     Args:
         sources: the parts of each segment, newest first.
-        durable: True waits until the disk has all of it.
+        durable: if True, waits until the whole file is on the disk.
 
     Raises:
         CheckpointError: a part is damaged, or has other columns. StorageFullError: the disk is full.
@@ -121,7 +126,9 @@ class Merging:
         self._under_way = number, tuple(files), self._worker.submit(work)
 
     def result(self) -> tuple[int, tuple[RowsFile, ...], RowsFile] | None:
-        """Returns the group, the old files, and the merged file; None if nothing new is finished.
+        """Returns the group, the old files, and the merged file.
+
+        Returns None if no merge has finished since the last call.
 
         Raises:
             StorageFullError: the disk is full. The files have not changed.
@@ -138,7 +145,7 @@ class Merging:
 
 
 def replaced(files: Sequence[RowsFile], merged: Sequence[RowsFile], by: RowsFile) -> list[RowsFile] | None:
-    """Returns a stack's files with one file in place of the merged ones; None if those are gone."""
+    """Returns a stack's files with the merged file in place of the old files, or None if these are gone."""
     size = len(merged)
     for start in range(len(files) - size + 1):
         if tuple(files[start : start + size]) == tuple(merged):
@@ -150,7 +157,8 @@ def _of_group(number_of: Ints, ids: Longs, theirs: Ints, *more: Floats) -> tuple
     """Returns the keys of a group's tables, by the group's table numbers, and their values.
 
     Args:
-        number_of: the group's number of each table of a part, -1 for others. theirs: the part's numbers.
+        number_of: for each table of a part, its number in the group, or -1.
+        theirs: the part's table numbers.
     """
     tables = number_of[theirs]
     arrays: tuple[NDArray[Any], ...] = (ids, tables, *more)

@@ -1,4 +1,4 @@
-"""One version of a model as a server holds it: rows in mapped files, a dense half, and its predictions.
+"""One version of a model in a server: rows in mapped files, a dense half, and its predictions.
 
 One :class:`Served` answers a whole request. To change the version, the server replaces this object.
 
@@ -40,7 +40,8 @@ class ModelVersion:
     """The version of a model that answers.
 
     Attributes:
-        step: its training steps. number: its last published segment, 0 for an export.
+        step: number of training steps.
+        number: its last published segment, or 0 for an export.
     """
 
     step: int
@@ -54,9 +55,13 @@ class Served:
     """One version of a model. One thread at a time may use it. Versions may share stacks and the dense half.
 
     Args:
-        groups: the embedding groups. stacks: the rows of each group, newest files first.
-        spec: describes the dense half. dense: an existing dense half; by default a new one is made.
-        normalization: for numeric features. schema: the model's. version: named in answers.
+        groups: the embedding groups.
+        stacks: the files with the rows of each group, newest first.
+        spec: describes the dense half.
+        dense: an existing dense half. By default, a new one is made.
+        normalization: mean and deviation of numeric features.
+        schema: the schema of the model.
+        version: the version that answers name.
     """
 
     def __init__(
@@ -96,12 +101,12 @@ class Served:
         """Returns another version of the same model. This version does not change.
 
         Args:
-            files: those of each group's stack, newest first. They may include files of this version.
+            files: the files of each group's stack, newest first. They may include files of this version.
             parameters: all parameters of the dense half by name; None keeps the current ones.
-            normalization: None keeps the current one.
+            normalization: mean and deviation of numeric features. None keeps the current values.
 
         Raises:
-            CheckpointError: rows or parameters are of another model.
+            CheckpointError: rows or parameters do not belong to this model.
         """
         stacks = [Stack(group.spec, own) for group, own in zip(self.groups, files, strict=True)]
         spec, dense = self.spec, self.dense
@@ -116,7 +121,7 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: object) -
     """Returns the module with these parameters and buffers.
 
     Raises:
-        CheckpointError: they are of another model.
+        CheckpointError: they do not belong to this module.
     """
     with refusing(where, AGAIN, fault="parameters of another model"):
         check_dtypes(parameters, module.state_dict())
@@ -125,10 +130,10 @@ def filled(module: nn.Module, parameters: Mapping[str, Tensor], where: object) -
 
 
 class ServedNet(Replica):
-    """A replica that computes its module by straight-line code, if possible.
+    """A replica that runs its module as straight-line code, without Python's control flow, if possible.
 
     Args:
-        by: the code of an equal module; None calls the module itself.
+        by: the straight-line code of an equal module. None calls the module itself.
     """
 
     def __init__(self, spec: DenseSpec, by: FlatForward | None = None) -> None:

@@ -1,7 +1,7 @@
-"""A server as processes: either one process that answers, or several workers that share its port, and their supervisor.
+"""The processes of a server. Either one process answers, or several workers share its port under a supervisor.
 
-Workers are new processes that inherit the socket: all of them accept connections from it. They end when their pipe is
-closed, so no worker outlives its supervisor. A worker is ``python -m girih.serving.server DESCRIPTOR``.
+Workers inherit the socket, and all of them accept connections from it. A worker ends when its pipe is closed, so no
+worker outlives its supervisor. The command of a worker is ``python -m girih.serving.server DESCRIPTOR``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _MOST_SHORT_LIVES = 3
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket with the server's address, not yet listening: clients are refused until the model is loaded.
+    """Returns a socket with the server's address that does not listen yet.
+
+    Clients are refused until the model is loaded and the socket listens.
 
     Raises:
         ConfigError: the port is taken, or the host is not an address of this machine.
@@ -80,9 +82,11 @@ def serve(
     """Answers until a signal arrives.
 
     Args:
-        directory: the exported model. name: the model's name for clients.
-        ready: receives a line when the server answers. notify: receives a line on every other event.
-        follow: True if the directory is a follower's, whose newest version answers.
+        directory: the exported model.
+        name: the model's name for clients.
+        ready: receives a line when the server can answer.
+        notify: receives a line for every other event.
+        follow: True if the directory belongs to a follower. Then its newest version answers.
 
     Raises:
         ConfigError: the address is not available, the name has a slash, or a package is missing.
@@ -111,10 +115,12 @@ def answer(
     verify: bool = True,
     follow: bool = False,
 ) -> None:
-    """Answers in this process, with its number of threads.
+    """Answers requests in this process, with the configured number of threads.
 
     Args:
-        ready: called when it begins to answer. verify: True compares checksums first. follow: see :func:`serve`.
+        ready: called when the process can answer.
+        verify: if True, compares checksums first.
+        follow: see :func:`serve`.
     """
     import torch
 
@@ -261,7 +267,8 @@ def worker(descriptor: int, pipe: IO[str]) -> None:
     """Runs a worker.
 
     Args:
-        descriptor: the socket. pipe: begins with the instructions. When it ends, this process must end.
+        descriptor: the descriptor of the socket.
+        pipe: first has the instructions. When the pipe ends, this process must end.
     """
     instructions: dict[str, Any] = json.loads(pipe.readline())
     options = ServeOptions(**instructions["options"])

@@ -1,7 +1,8 @@
 """``signature.json`` of a directory that servers read: the model's inputs, outputs and files.
 
-An export is such a directory, written once. A follower has one too, and replaces this file for each new version. The
-file is written last, so a directory with it is complete. The file begins with a checksum of the rest of its content.
+An export is such a directory, and is written once. A follower also has such a directory. It replaces this file for each
+new version. The file is written last, so a directory with the file is complete. The file begins with a checksum of the
+rest of its content.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsFile(ModelFile):
-    """A file of rows, see :mod:`girih.store.mapped.file`: its keys with a row, and its buried keys."""
+    """A file of rows, see :mod:`girih.store.mapped.file`, with its numbers of keys: those with a row, and those that
+    are buried.
+    """
 
     rows: Count
     buried: Count
@@ -106,9 +109,10 @@ class Dense:
 
     Attributes:
         parameters: parameters and buffers by name, as safetensors.
-        program: the operators of the net, see :mod:`girih.serving.dense_graph`; None if a class makes the net.
+        program: the operators of the net, see :mod:`girih.serving.dense_graph`. None if a class builds the net.
         onnx: the net as ONNX; None if there is none.
-        inputs: the tensors that both take, in order: ``numeric``, then embeddings; see :mod:`girih.serving.program`.
+        inputs: the tensors that ``program`` and ``onnx`` take, in order. ``numeric`` comes first, then embeddings; see
+            :mod:`girih.serving.program`.
     """
 
     parameters: ModelFile
@@ -127,11 +131,15 @@ class Signature(ModelDescription):
     """The content of ``signature.json``.
 
     Attributes:
-        step: the model's training steps. inputs, outputs: see above.
+        step: number of the model's training steps.
+        inputs, outputs: the inputs and outputs of the model.
         rows: files of each group, newest first, in the order of :func:`~girih.sparse.groups.pack.served_groups`.
-        source: for an export, the checkpoint's name and the checksum of its parts; for a follower, the log's address.
-        name: the name of an export. final: True if the run ended with these weights.
-        number: the version, 0 for an export. run, epoch: the run and epoch of the publishing process.
+        source: the origin of the model. An export has the checkpoint's name and the checksum of its parts. A follower
+            has the log's address.
+        name: the name of an export.
+        final: True if the run ended with these weights.
+        number: the version, or 0 for an export.
+        run, epoch: the run and epoch of the publishing process.
     """
 
     step: Count
@@ -154,7 +162,7 @@ class Signature(ModelDescription):
         return [*self.dense.files, *(file for files in self.rows for file in files)]
 
     def write(self, directory: Path) -> None:
-        """Writes the file whole. From then on the directory holds the described version."""
+        """Writes the file as a whole. From then on, the directory holds the described version."""
         write_whole(directory / NAME, seal(asdict(self), indent=1).decode())
 
     @classmethod

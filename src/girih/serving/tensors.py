@@ -45,8 +45,8 @@ class RequestTensor:
     """One tensor of a request.
 
     Attributes:
-        shape: [n], or [n, L]. values: M values, row by row: an array of numpy; or of Arrow, for strings and missing
-            values.
+        shape: [n], or [n, L].
+        values: M values, row by row, in a NumPy array. An Arrow array if there are strings or missing values.
     """
 
     name: str
@@ -56,7 +56,7 @@ class RequestTensor:
 
     @property
     def num_values(self) -> int:
-        """M."""
+        """The number of values, M."""
         return len(self.values)
 
 
@@ -116,7 +116,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
 
 
 def _infinite(values: pa.Array, data: Sequence[JsonValue]) -> list[JsonValue]:
-    """Returns the data that became infinite. Some are numbers that are too large."""
+    """Returns the values in JSON that became infinite, because some numbers are too large."""
     numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)  # null becomes NaN
     return [data[place] for place in np.flatnonzero(np.isinf(numbers)).tolist()]
 
@@ -146,7 +146,7 @@ def _fits(datatype: str, value: JsonValue) -> bool:
 
 
 def _refused(name: str, datatype: str, data: Sequence[JsonValue]) -> DataError:
-    """Returns the error for the first value of another type or out of range, written as JSON."""
+    """Returns an error for the first value of another type or out of range. The error shows the value as JSON."""
     expected = f"expected values of {datatype}, {_described(datatype)}"
     for place, value in enumerate(data):
         if not _fits(datatype, value):

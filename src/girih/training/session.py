@@ -77,7 +77,10 @@ class StepHook(Protocol):
         ...
 
     def skip(self) -> None:
-        """Postpones the hook. Called instead of :meth:`run` if some trainers make no more steps."""
+        """Moves the hook to a later step.
+
+        The training loop calls this instead of :meth:`run` if some trainers have already made their last step.
+        """
         return
 
     def settle(self, *, wait: bool = False) -> None:

@@ -128,11 +128,11 @@ def dense_spec(
     stats: Stats,
     rank: int = 0,
 ) -> DenseSpec:
-    """Returns the spec of the dense half: the model and its training.
+    """Returns the description of the dense half: the model, its optimizer and their options.
 
     Raises:
-        ConfigError: torch lacks the device or a compiler, the device does not support this forward pass of linear
-            layers, or the optimizer cannot follow the schedule.
+        ConfigError: the device does not exist, or does not support the option ``dense_forward``. Torch has no compiler
+            for ``compile``. The optimizer does not support the learning rate schedule.
     """
     device = _device(options.device, rank)
     if options.dense_forward == "int8" and device.type != "cpu":

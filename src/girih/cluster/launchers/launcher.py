@@ -39,8 +39,8 @@ class Handle(ABC):
         incarnation: the number of restarts of this role and index; 0 for its first process.
         pid, host: its process id, and its machine.
         pipe: connects to the process. The handle reads a role's messages, but not a trainer's.
-        address: where it listens; "" until then.
-        recovery_note: a line on the state in which a restarted process found its data; "" if all was whole.
+        address: the address at which it listens; "" before it listens.
+        recovery_note: a line that describes the data that a restarted process found. "" if the data were complete.
     """
 
     pipe: Messages
@@ -129,12 +129,13 @@ class Launch:
     """A run to launch.
 
     Attributes:
-        command: the words of ``girih`` for a trainer. again: those of a trainer that continues from the last
-            checkpoint.
+        command: the words of the ``girih`` command of a trainer.
+        again: the words for a trainer that continues from the last checkpoint.
         counts: role → processes, including ``trainer``.
         outliving: roles that keep their state while trainers restart from a checkpoint.
         newest: returns the name of the last checkpoint; None if there is none.
-        run: its directory. place: where its processes write their status.
+        run: the run directory.
+        place: the place to which its processes write their status.
         checkpoints_elsewhere: True if checkpoints are not in the run's directory.
         on_gpus: True if trainers compute on GPUs.
         one_host: the option that keeps all processes on one host, as the user writes it; "" if there is none.
@@ -156,4 +157,4 @@ class Launch:
 
 
 HelloOf = Callable[[str, str], Mapping[str, object]]
-"""The launcher's host, and the prefix of the names of shared memory → the first message to processes."""
+"""Returns the first message to processes, for the launcher's host and the prefix of the names of shared memory."""

@@ -1,4 +1,4 @@
-"""Starts and watches local processes. None outlives the launching process, however that ends."""
+"""Starts and watches local processes. No process outlives the launching process, whatever the reason for its end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LocalProcess(Handle):
         return "\n".join(lines[-LAST_LINES:])
 
     def end(self) -> None:
-        """See :class:`Handle`. A trainer would mistake this for the end of its launcher."""
+        """See :class:`Handle`. Not for trainers: a trainer would take this for the end of its launcher."""
         if self.name != RoleName.TRAINER:
             self.pipe.end()
 

@@ -24,7 +24,11 @@ def serve(registry: LocalRegistry, secret: bytes, listener: SocketListener) -> S
 
 
 class _RegistryWork:
-    """Answers requests in the server's thread. A request that waits for keys is answered by the thread that ends it."""
+    """Answers the requests of clients of a registry.
+
+    The server's thread answers most requests. A client may also wait for keys. Then the thread that sets the last key
+    answers, or the thread that ends the wait.
+    """
 
     def __init__(self, registry: LocalRegistry) -> None:
         self._registry = registry

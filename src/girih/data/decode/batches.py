@@ -47,7 +47,7 @@ class DecodedRows:
         numeric: float32[R, X]. labels: float32[R, T]. example_weights: float32[R], or None if all are 1.
         label_weights: float32[R, T], or None if all are 1.
         kept: a ``pyarrow.Table`` of R rows, or None.
-        good: bool[R], marks the usable rows; None if all rows are usable.
+        good: bool[R], True for usable rows. None if all rows are usable.
     """
 
     bags: list[BagColumn]

@@ -1,7 +1,7 @@
 """Turns Arrow columns into ids and numbers, by one rule for all formats.
 
-An integer is its own id. A string that is the canonical decimal spelling of an int64 has this integer as its id. The id
-of any other string is the XXH64 of its bytes. So CSV, Parquet integers and Parquet strings agree.
+An integer is its own id. If a string is the canonical decimal spelling of an int64, this integer is its id. The id of
+any other string is the XXH64 of its bytes. So CSV, Parquet integers and Parquet strings give equal ids.
 
 Shapes: R rows of a column, M values in its lists.
 """

@@ -77,7 +77,7 @@ class Leaf(Condition):
         return (self,)
 
     def trouble(self, kind: pa.DataType) -> str | None:
-        """Says why values of an Arrow type cannot be compared with this leaf's values. Returns None if they can."""
+        """Returns the reason why values of an Arrow type cannot be compared with this leaf's values, or None."""
         return next(filter(None, (_trouble(kind, value) for value in self.compared)), None)
 
     def holds(self, array: pa.Array) -> Bools:
@@ -169,7 +169,7 @@ class Between(Leaf):
         return pa.array(met, mask=~there)
 
     def trouble(self, kind: pa.DataType) -> str | None:
-        """Says why values of an Arrow type do not have this order. Returns None if they do."""
+        """Returns the reason why values of an Arrow type do not have this order, or None."""
         is_alike = times.order_of(kind) in (self.order, None)
         return None if is_alike else f"{kind} is not a {self.order}, unlike in other files"
 
@@ -302,7 +302,7 @@ _OF_OTHERS = {
     r"(?i)\w\s+(between)\s+\S+\s+and\b": "low <= column and column <= high", r"(?i)\w\s+(like)\s+''": "== or in, with whole values",
     r"&&?": "and", r"\|\|?": "or", "~": "not", r"\bAND\b": "and", r"\bOR\b": "or", r"\bNOT\b": "not", "=>": ">=", "=<": "<=", "<>": "!=", "(?<![=!<>:])=(?![=<>])": "==",
 }  # fmt: skip
-"""A pattern of an operator of other languages → the operator of this grammar."""
+"""Patterns of operators of other languages, and the operators of this grammar to use instead."""
 _QUOTED = r"""column\(\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\s*\)"""
 _LEFT = re.compile(rf"\s*(?:{_QUOTED}|([^=<>!]+?))\s*(?:==|!=|<=|>=|<|>|(?<=[\s)])in\b)", re.DOTALL)
 """The column of a label's condition, which needs no quotes, and the operator."""
@@ -370,7 +370,7 @@ def _tree(text: str) -> ast.expr:
 
 
 def _instead(text: str, before: str = ": ") -> str:
-    """Returns a hint that replaces an operator of another language. Empty if the text has none."""
+    """Returns a hint that names the operator to use instead of one of another language. Empty if the text has none."""
     outside = re.sub(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", "''", text)
     for theirs, ours in _OF_OTHERS.items():
         if found := re.search(theirs, outside):

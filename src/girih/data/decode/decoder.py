@@ -122,7 +122,7 @@ class _ColumnReader:
         return values, offsets
 
     def _expect_each(self, good: Bools, column: str, offsets: I64 | None, expected: str) -> None:
-        """Notes the rows that contain a value that is not good. ``good`` is bool[M]."""
+        """Marks rows as bad if one of their values is not good. ``good`` is bool[M]."""
         if good.all():
             return
         values = np.flatnonzero(~good)
@@ -181,7 +181,9 @@ class _ColumnReader:
         return values, null
 
     def label(self, name: str) -> tuple[F32, F32]:
-        """Returns the values and the weights of a label, float32[R] each. Both are 0 for a label that does not count.
+        """Returns the values and the weights of a label, float32[R] each.
+
+        If a label does not count for a row, both are 0.
 
         A value is in [0, 1]. The value of a derived label is 1 if its condition holds. If the loss allows it, a value
         is any number.
@@ -329,7 +331,7 @@ class _ColumnReader:
         return f"= {text if len(text) <= 60 else text[:57] + '...'}"
 
     def _expect(self, good: Bools, column: str, expected: str) -> None:
-        """Notes the rows that are not good. ``expected`` describes a valid value of the ``column``."""
+        """Marks the rows that are not good as bad. ``expected`` describes a valid value of the ``column``."""
         if not good.all():
             self._mismatches.append((np.flatnonzero(~good), column, expected))
 

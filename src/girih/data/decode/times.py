@@ -115,10 +115,10 @@ def moment(text: str, kind: pa.DataType) -> pa.Scalar | None:
 
 
 def doubt(array: pa.Array, unit: str | None = None) -> str | None:
-    """Says why the times of a column are implausible. Returns None if they are plausible.
+    """Returns the reason why the times of a column are implausible, or None.
 
     Args:
-        unit: the unit of numbers. None: any unit that turns one of the numbers into a time from 1990 to 2100.
+        unit: the unit of numbers. None stands for any unit in which one of the numbers is a time from 1990 to 2100.
     """
     array = columns.plain(array)
     if is_time(array.type):

@@ -1,8 +1,8 @@
 """Arrow data: tables in memory, and pyarrow datasets.
 
-A unit of a table is a slice. A unit of a dataset is a row group or a file. girih reads any other Arrow C stream once
-and holds it as a table, because a stream allows one pass and training needs several. Containers (pandas, Polars) pass
-on their own buffers, so the table takes no copy.
+A unit of a table is a slice. A unit of a dataset is a row group or a file. Any other Arrow C stream allows one pass,
+and training needs several. So girih reads the stream once, and keeps it as a table. pandas and Polars share their own
+buffers, so this makes no copy.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
 
 PART_ROWS = 1 << 20
-"""Rows of a unit: the same as pyarrow's row groups of Parquet."""
+"""Rows of a unit, the same number as in pyarrow's row groups of Parquet."""
 LOADED_BYTES = 256 << 20
-"""Largest table that is sent to a loader, in another process."""
+"""Size of the largest table that girih sends to a loader, which is another process."""
 _SAMPLED_ROWS = 16
 _TABLE = "the Arrow table"
 
@@ -103,10 +103,11 @@ def _num_bytes(table: pa.Table) -> int:
 
 
 class FragmentSource(Source):
-    """A pyarrow dataset of files: row groups of Parquet one by one, other files whole.
+    """A pyarrow dataset of files. Row groups of Parquet are read one by one, and other files whole.
 
     Raises:
-        ConfigError: a filtered dataset. DataError: no rows, or a file that cannot be read.
+        ConfigError: the dataset is filtered.
+        DataError: there are no rows, or a file cannot be read.
     """
 
     def __init__(self, data: pads.Dataset) -> None:
@@ -218,7 +219,10 @@ def _mend(data: object) -> str:
 
 
 def _digest(table: pa.Table) -> str:
-    """Returns a digest of all names and some rows. It most likely changes if the rows change their order."""
+    """Returns a digest of all names and some rows.
+
+    If rows change their order, the digest almost certainly changes too.
+    """
     places = sorted({place * (table.num_rows - 1) // (_SAMPLED_ROWS - 1) for place in range(_SAMPLED_ROWS)})
     rows = [table.slice(place, 1).to_pylist() for place in places]
     return digest(repr([table.column_names, rows]))

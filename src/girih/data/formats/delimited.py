@@ -1,7 +1,7 @@
 """Delimited text such as CSV: Arrow splits lines into cells of strings, and one rule reads their values.
 
-Cells contain line breaks only with ``quoted_line_breaks``. Another byte replaces these line breaks until lines are
-split. Another byte also replaces a separator of several characters. Blank lines are skipped.
+Cells may contain line breaks only with ``quoted_line_breaks``. girih replaces these line breaks by another byte until
+the lines are split. It also replaces a separator of several characters by one byte. Blank lines are skipped.
 """
 
 from __future__ import annotations

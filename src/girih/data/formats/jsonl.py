@@ -1,8 +1,9 @@
 """JSON lines: one object per line, whose keys are columns.
 
-Arrow reads a block with the types that the first lines of all files show. This fails if a block has anything else, such
-as integers and strings in one column, or a line that is not an object. The block is then read line by line, which finds
-bad rows and gives the same ids and numbers. Messages of a stream are also read this way.
+The first lines of all files determine the types of columns, and Arrow reads a block with these types. This fails if a
+block does not fit, for example if a column has integers and strings, or a line is not an object. Then girih reads the
+block line by line. It finds the bad rows, and gets the same ids and numbers. It also reads messages of a stream line by
+line.
 
 Shapes: R rows.
 """
@@ -39,7 +40,7 @@ _WIDER = {
 
 
 class ObjectRows(NamedTuple):
-    """Objects as a ``pyarrow.Table`` of R rows, with the number of each row, int64[R], and the bad rows."""
+    """Objects as a ``pyarrow.Table`` of R rows, the number of each row, int64[R], and the bad rows."""
 
     table: pa.Table
     numbers: I64
@@ -59,7 +60,7 @@ def objects_to_rows(
         objects: the number and the text of each object.
         names: the columns to read.
         noun: the word for an object in errors, such as ``message``.
-        known: types of columns that come from elsewhere, or are all missing here.
+        known: types of columns. They are needed for columns whose values are all missing here.
     """
     numbers, rows, bad = [], [], []
     for number, text in objects:

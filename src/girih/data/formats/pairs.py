@@ -1,7 +1,7 @@
 """Lines of a label and pairs: libsvm, ``label index:value …``, and libffm, ``label field:index:value …``.
 
-The table has a column ``label``, and columns ``i:index`` and ``i:value`` for the i-th feature, from 1. A feature reads
-the i-th pair of each line, or reads a list: all pairs of a line, or the pairs of its field.
+The table has a column ``label``. The i-th feature, counted from 1, has the columns ``i:index`` and ``i:value``. A
+feature reads the i-th pair of each line. Or it reads a list: all pairs of a line, or the pairs of its field.
 
 Shapes: R lines that are not blank, P pairs of all lines.
 """

@@ -12,7 +12,7 @@ SEPARATORS = "\t,;|"
 CRITEO_CELLS = 40
 PARQUET = b"PAR1"
 _CONTROL, _NEAR = re.compile(rb"[\x00-\x08\x0e-\x1f]"), 64
-"""Bytes that text never contains, and how many bytes of a file are searched for them."""
+"""Bytes that text never contains, and the number of bytes at the start of a file that are searched for them."""
 LIBSVM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
 LIBFFM = re.compile(rb"[-+.0-9eE]*( +[0-9]+:[0-9]+:[-+.0-9eE]+)+ *(#.*)?")
 _SLOT = rb"[^\s:,;|\"]+:\S+"
@@ -53,8 +53,8 @@ class Look(NamedTuple):
     """The format of a file.
 
     Attributes:
-        name: in words.
-        mend: how to fix the problem, as the end of an error.
+        name: the name of the format.
+        mend: the end of an error, which says how to fix the problem.
         form: its ``data.format``; None if girih does not read it.
     """
 

@@ -1,4 +1,6 @@
-"""Text files as blocks of whole lines at known bytes. The first bytes show the compression.
+"""Text files as blocks of whole lines.
+
+The position of each block is known in bytes. The first bytes of a file show its compression.
 
 A block depends only on its first byte, so reading can resume at any block.
 """
@@ -167,7 +169,10 @@ class TextSource(Source):
 
     @property
     def mask(self) -> Callable[[bytes], bytes] | None:
-        """Replaces each line break that ends no row by another byte. None if there are no such line breaks."""
+        """A function that replaces each line break that does not end a row by another byte.
+
+        None if there are no such line breaks.
+        """
         return None
 
     def check(self, plan: ReadPlan) -> None:
@@ -238,7 +243,7 @@ def read_blocks(
 
 @contextmanager
 def _opened(file: DataFile) -> Iterator[IO[bytes] | io.BufferedIOBase]:
-    """Opens a file's decompressed bytes. Damage found meanwhile becomes one error that names the file."""
+    """Opens the decompressed bytes of a file. If the file is damaged, reading raises one error that names the file."""
     kind = None
     with ExitStack() as stack:
         text = stack.enter_context(file.open())
@@ -266,7 +271,7 @@ def _compression(first: bytes) -> str | None:
 
 
 def _decompressed(kind: str, file: IO[bytes]) -> io.BufferedIOBase:
-    """Returns the decompressed bytes. Seeking forward reads them."""
+    """Returns the decompressed bytes. Seeking forward reads the bytes in between."""
     if kind == "gzip":
         return gzip.GzipFile(fileobj=file)
     if kind == "bzip2":

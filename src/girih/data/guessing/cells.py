@@ -38,7 +38,8 @@ class Cells:
         table: R rows. ``is_text`` says that cells have no types.
 
     Attributes:
-        table: integers, floats, times or lists if all text of a column is of this kind, else strings.
+        table: the columns with types. A column of text becomes integers, floats, times or lists if all its text is of
+            this kind.
         data: the required options of ``[data]``, each with its reason.
         features: options of each column's feature. ``doubt`` says why a column cannot be a feature.
     """

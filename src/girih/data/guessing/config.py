@@ -266,7 +266,7 @@ def _data(sample: Sample, guesses: Iterable[Guess], refused: str | None) -> list
 
 
 def _splits(guess: Guess, sample: Sample) -> bool:
-    """Returns whether a column says which rows are the last rows."""
+    """Returns whether the values of a column show which rows are the last rows."""
     values = sample.table[guess.column]
     return guess.kind == "time" and not values.null_count and len(values.unique()) >= _LEAST_TIMES
 
@@ -286,7 +286,7 @@ def _features(guess: Guess, table: pa.Table) -> list[Guess]:
 
 
 def _readable(guess: Guess, sample: Sample, refused: Mapping[str, str]) -> Guess:
-    """Returns a feature. Leaves it out if its format cannot be read as this kind."""
+    """Returns a feature, or leaves it out if its format cannot be read as this kind."""
     if guess.kind != "left out" and guess.column in refused:
         return replace(guess, kind="left out", why=refused[guess.column])
     if guess.kind == "numeric" and guess.column in sample.strings:
@@ -295,7 +295,7 @@ def _readable(guess: Guess, sample: Sample, refused: Mapping[str, str]) -> Guess
 
 
 def _told_apart(guess: Guess, table: pa.Table, label: Label) -> Guess:
-    """Returns a feature. Leaves it out if it repeats the label, or is another outcome."""
+    """Returns a feature, or leaves it out if it repeats the label or is another outcome."""
     if guess.kind == "left out":
         return guess
     if guess.column in label.others:
@@ -336,9 +336,9 @@ def _tells(numbers: pa.Array, label: pa.Array) -> bool:
 def _with_same_ids(guess: Guess, features: Sequence[Guess], table: pa.Table) -> list[str]:
     """Returns the features that share the ids of a list, most likely first.
 
-    The list shares a table with the feature if there is one, and may share it if there are several. Small numbers are
-    ids of everything. Names then decide, if one name shares a word with the list's name. Words for the owner of a list
-    do not count.
+    If there is one such feature, the list shares its table. If there are several, the list may share a table. Small
+    numbers occur as ids in many columns. Then names decide: one name must have a word of the list's name. Words for the
+    owner of a list do not count.
     """
     if "transform" in guess.options or not _is_bag(guess, table):
         return []

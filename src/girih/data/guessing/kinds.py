@@ -84,7 +84,7 @@ def _guess_any(name: str, array: pa.Array, counts: bool) -> Guess:
 
 
 def named(name: str, words: str) -> bool:
-    """Returns whether a name contains one of some words, as ``userId`` and ``user_id`` contain ``user``."""
+    """Returns whether a name contains one of some words. For example, ``userId`` and ``user_id`` contain ``user``."""
     return any(re.fullmatch(words, part) for part in words_of(name))
 
 
@@ -184,10 +184,10 @@ def _of_strings(name: str, values: pa.Array) -> Guess:
 
 
 def separator_in(name: str, words: pa.Array) -> str | None:
-    """Returns the character between pieces, or None.
+    """Returns the character that separates pieces of values, or None.
 
-    Many values contain it, and the pieces repeat. Pieces between spaces or commas are numbers, unless the name suggests
-    lists.
+    Many values must contain it, and the pieces must repeat. Pieces between spaces or commas must be numbers, unless the
+    name suggests lists.
     """
     is_number = not named(name, _LISTS) and pc.all(pc.match_substring_regex(words, _THOUSANDS)).as_py()
     for separator in _SEPARATORS:

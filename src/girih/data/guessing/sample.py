@@ -149,7 +149,10 @@ def _rows(lines: Sequence[str], separator: str, opens: bool) -> list[list[str]]:
 
 
 def _size(rows: Iterable[Sequence[str]]) -> int:
-    """Returns the cells per row, if the first row and nearly all rows agree; else 0."""
+    """Returns the number of cells per row if the first row and nearly all other rows have this number.
+
+    Otherwise returns 0.
+    """
     sizes = list(map(len, rows))
     most = max(set(sizes), key=sizes.count, default=0)
     return most if sizes.count(most) >= _ALIKE * len(sizes) and sizes[:1] == [most] else 0
@@ -158,7 +161,7 @@ def _size(rows: Iterable[Sequence[str]]) -> int:
 def _is_header(rows: Sequence[Sequence[str]], label: str | None) -> bool:
     """Returns whether the first row holds names.
 
-    Names differ. A name is a word above a column of numbers, or the whole row has no number.
+    All names must differ. In addition, one column has a word above numbers, or the whole row has no number.
     """
     first, *others = rows
     below = [

@@ -1,8 +1,8 @@
 """A Kafka topic as a source. Partitions take turns, and a unit is the records of one turn.
 
-A turn ends at a multiple of a fixed number of offsets. While records are available, the offsets of the position
-determine which records come next. At the end of the topic, reading skips a partition without records, unless several
-readers must see the same batches (decision 0054).
+A turn ends at a multiple of a fixed number of offsets. So the offsets in a position determine which records come next,
+while there are records. At the end of the topic, reading skips a partition without records. It does not skip it if
+several readers must see the same batches (decision 0054).
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Incoming:
         """Takes the records of a partition below an offset, when they have arrived.
 
         Args:
-            patient: waits for all records. Otherwise returns the records that have arrived if the partition has no
-                more.
+            patient: if True, waits for all records. If False and the partition has no more records, returns the records
+                that have arrived.
         """
         while self._behind[partition] < until and not stopped():
             if not patient and partition in self._at_end:
@@ -182,7 +182,7 @@ class Incoming:
         return self._behind[partition]
 
     def idle(self) -> bool:
-        """Returns whether all partitions are at their end and no record is left to take."""
+        """Returns whether all partitions are at their end, and all arrived records are taken."""
         return not any(self._kept.values()) and self._at_end >= self._kept.keys()
 
     def _keep(self, record: confluent_kafka.Message) -> None:
@@ -216,8 +216,8 @@ class KafkaSource(Source):
     Attributes:
         messages: ``json`` or ``arrow``.
         spans: the spans of the partitions when the source was opened.
-        endless: also read future records. Otherwise read the records before ``Span.behind``.
-        patient: wait for a partition without records, so that all readers see the same order.
+        endless: if True, also reads future records. If False, reads the records before ``Span.behind``.
+        patient: if True, waits for a partition without records, so that all readers see the same order.
         stopped: returns whether reading must end.
     """
 

@@ -138,7 +138,7 @@ class Topic:
 
 
 class Trouble:
-    """Keeps the last error of a client. Logs once when no broker answers, and again when records come again."""
+    """Keeps the last error of a client. Logs once if no broker answers, and once more when records arrive again."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic, self._down = topic, False
@@ -173,7 +173,7 @@ def client() -> ModuleType:
 
 
 def as_offsets(offsets: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Returns offsets in the form that positions hold: by partition, ascending."""
+    """Returns offsets in the form of positions: pairs of partition and offset, by ascending partition."""
     return tuple(sorted(offsets.items()))
 
 

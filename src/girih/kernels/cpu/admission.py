@@ -23,7 +23,10 @@ MAX_CELL = 255
 
 @njit_lean
 def cell_of(bloom: I64, key_id: Any, table: Any, number: Any) -> Any:
-    """Returns the index of a key's ``number``-th cell in ``cells``. ``number`` is below ``NUM_HASHES``."""
+    """Returns the index in ``cells`` of one of a key's counters.
+
+    A key has ``NUM_HASHES`` counters. ``number`` chooses one of them, from 0.
+    """
     hashed = key_hash(key_id, table)
     block = scaled(hashed, bloom[table, TOTAL_BLOCKS]) - bloom[table, FIRST_BLOCK]
     within = (word16(mix(hashed), number) * bloom[table, BLOCK_CELLS]) >> 16

@@ -128,14 +128,14 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(*kinds: Mapping[str, Any]) -> Callable[[F], F]:
-    """Decorates a function as a kernel, which is compiled, runs without the GIL, and is cached on disk.
+    """Makes a function a kernel: numba compiles it and caches it on disk, and it runs without the GIL.
 
-    NaN and infinity behave as in NumPy.
-
-    Annotations give the types for compilation, and calls must match these types.
+    NaN and infinity behave as in NumPy. The annotations of the parameters are the types that numba compiles for. Calls
+    must pass these types.
 
     Args:
-        kinds: for each compilation, the types of parameters that can have several types.
+        kinds: types of the parameters that accept several types, by name. Each ``kinds`` is one compiled version.
+            Without ``kinds``, there is one version.
     """
 
     def compiled(function: F) -> F:

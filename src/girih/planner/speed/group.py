@@ -1,4 +1,7 @@
-"""A group of trainers and group servers, from the facts of machine and model, and the work of its net in a step."""
+"""Describes a group of trainers and group servers, and the work of its net in a step.
+
+The description follows from the facts about the machine and the model.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from girih.planner.traffic import NOMINAL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The net of a step, spread over the devices of all groups.
+    """The work of one step of a net, spread over the devices of all groups.
 
     Attributes:
         devices_s: device → seconds per step that its cores are busy. links_s: device → seconds per step that its link
@@ -38,9 +41,9 @@ class Spread:
 def group_of(graph: OperatorGraph, facts: Facts, options: Mapping[str, Any]) -> HierarchicalGroup:
     """Returns the group that ``[strategy]`` describes, with calibrated speeds, or nominal speeds without a calibration.
 
-    Without a measured pass, see :func:`timed`, a core is as fast as in the calibrated products. A device can use the
-    machine's cores that its nets keep busy; on a server, each net has one thread. All devices share the cores of the
-    machines.
+    If the pass was not measured (:func:`timed`), girih assumes the speed of the calibrated matrix products. A device
+    can use the machine's cores that its nets keep busy; on a server, each net has one thread. All devices share the
+    cores of the machines.
 
     Args:
         options: options of :class:`girih.strategies.hierarchical.Hierarchical`, by name.
@@ -104,7 +107,7 @@ def _process_bytes(facts: Facts, options: Mapping[str, Any]) -> float | None:
 def tagged(
     graph: OperatorGraph, facts: Facts, options: Mapping[str, Any], tagging: Tagging | None = None
 ) -> Tagged:
-    """Tags the operators of a net with devices, or keeps ``tagging``.
+    """Assigns each operator of a net to a device. If ``tagging`` is given, keeps it.
 
     Raises:
         ConfigError: the net does not fit into the memory of the group, or ``tagging`` does not fit the net.
@@ -114,10 +117,10 @@ def tagged(
 
 
 def timed(graph: OperatorGraph, facts: Facts, examples: int) -> OperatorGraph:
-    """Adds core-seconds to each operator. Without a measured pass, returns the graph unchanged.
+    """Returns the graph with core-seconds for each operator. Without a measured pass, the graph is unchanged.
 
-    The measured pass of the whole net has a time per example, which is divided over operators by their floating-point
-    operations, and a fixed time, which is divided evenly.
+    The measurement of the whole net has two parts. The time per example is divided over operators by their
+    floating-point operations. The fixed time is divided evenly.
 
     Args:
         examples: number of examples in one net's step.
@@ -138,10 +141,10 @@ def timed(graph: OperatorGraph, facts: Facts, examples: int) -> OperatorGraph:
 
 
 def spread(graph: OperatorGraph, tagged_net: Tagged, facts: Facts, options: Mapping[str, Any]) -> Spread:
-    """Predicts the work of a tagged net in a step of all groups.
+    """Predicts the work of a step of all groups, from the tagged net.
 
-    Each exchange of a net has 4 messages (there and back, forward and backward). All bytes pass its trainer's link in
-    sequence.
+    Each exchange of a net has 4 messages: there and back, in the forward and in the backward pass. All bytes pass the
+    link of the net's trainer, one message after the other.
     """
     trainers, groups = options["trainers_per_group"], options["groups"]
     group, examples = group_of(graph, facts, options), net_examples(facts, options)

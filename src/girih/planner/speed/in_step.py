@@ -1,7 +1,8 @@
-"""Costs of steps with tables in the trainers, which do every step together: ``local``, ``synchronous``, ``substitution``.
+"""Costs of a step with tables in the trainers, which make each step together.
 
-Steps do not overlap, except that a thread reads ahead, which needs cores too. So the path is the sum of the parts of a step.
-Seconds of communication come from :mod:`girih.planner.costs`.
+The strategies are ``local``, ``synchronous`` and ``substitution``. Steps do not overlap, except that a thread reads
+ahead, which also needs a core. So the path is the sum of the parts of a step. :mod:`girih.planner.costs` gives the
+seconds of communication.
 
 B, T, t, c: the same as in :mod:`girih.planner.speed.step`.
 """
@@ -21,7 +22,9 @@ from girih.planner.traffic import Traffic, Wire
 
 
 def local(basis: Basis) -> StepCost:
-    """Predicts a step in one process: lookups, pass and updates in sequence, each on all threads, while a thread reads.
+    """Predicts a step in one process. Lookups, pass and updates follow one another, and each uses all threads.
+
+    Another thread reads ahead.
 
     path = (lookups + row updates) / min(c, t) + pass + dense update + step.
     """
@@ -65,7 +68,10 @@ def synchronous_traffic(facts: Facts, profile: AccessProfile, wire: Wire) -> Tra
 
 
 def synchronous_seconds(facts: Facts, sent: Traffic, links: Links) -> tuple[Mapping[str, float], int]:
-    """Returns seconds of communication per step, by kind ("dense" overlaps the backward pass), and the number of row exchanges."""
+    """Returns the seconds of communication per step, by kind, and the number of row exchanges.
+
+    The kind "dense" overlaps the backward pass.
+    """
     arranged = arrange(facts)
     num_sets = len(arranged.interleaving) + bool(arranged.excluded)
     parts = micro_batches(facts)[0] if facts.schedule.micro_batches_from == "embedding" else 1
@@ -76,11 +82,13 @@ def synchronous_seconds(facts: Facts, sent: Traffic, links: Links) -> tuple[Mapp
 def substitution(
     basis: Basis, sent: Traffic, seconds: Mapping[str, float], *, split: bool, num_messages: float
 ) -> StepCost:
-    """Predicts a step with whole tables on their owners and aggregated partial results (DES, Algorithm 1).
+    """Predicts a step of ``substitution`` (DES, Algorithm 1).
+
+    Each table is on one trainer, and partial results are aggregated.
 
     The path is the same as in :func:`synchronous`, with one difference: each trainer computes the upper network for all
-    B examples, unless it is split. A trainer computes the operators only for its own features, one part of T. The
-    operators' fraction of a pass is assumed to equal their fraction of the parameters.
+    B examples, unless it is split. A trainer computes the operators only for its own features, a T-th of all. girih
+    assumes that the operators' fraction of a pass equals their fraction of the parameters.
     """
     aggregated = sum(each for kind, each in seconds.items() if kind != "dense")
     model = basis.facts.model
@@ -94,10 +102,11 @@ def substitution(
 
 
 def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
-    """Returns seconds of a pass whose gradients are summed in buckets: forward + max(backward + the last ring, rings).
+    """Returns the seconds of a pass whose gradients are summed in buckets: forward + max(backward + the last ring,
+    rings).
 
-    The last bucket is full when the backward pass ends. It has the parameters of the layers next to the input, often
-    the largest.
+    The last bucket is full when the backward pass ends. It has the parameters of the layers next to the input. It is
+    often the largest bucket.
     """
     pass_s, model = basis.pass_s(examples), basis.facts.model
     last = 1.0 if model.last_bucket is None else model.last_bucket / max(1, model.num_parameters)
@@ -105,7 +114,10 @@ def reduced_s(basis: Basis, examples: float, rings_s: float) -> float:
 
 
 def ring_messages(sent_bytes: float, trainers: int) -> float:
-    """Returns the messages of one trainer for its gradients and the vote: 2(T − 1) per ring, one ring per bucket."""
+    """Returns the number of messages that one trainer sends for its gradients and the vote.
+
+    A ring has 2(T − 1) messages. Each bucket has one ring.
+    """
     if trainers == 1:
         return 0.0
     others = 2 * (trainers - 1)
@@ -113,7 +125,7 @@ def ring_messages(sent_bytes: float, trainers: int) -> float:
 
 
 def _in_turn(basis: Basis, *, readings: float, share: float | None = None, hidden_s: float = 0.0) -> StepCost:
-    """Returns a step of trainers that all look up, compute and update at the same time, in this order."""
+    """Returns a step in which all trainers do the same work at once. They look up, then compute, then update."""
     examples = float(basis.batch_size) if share is None else share
     return basis.cost(
         readings=readings,

@@ -1,8 +1,8 @@
-"""Costs of steps with rows in embedding servers: ``hybrid``, ``asynchronous``, ``hierarchical`` (Persia §4.1).
+"""Costs of a step with rows in embedding servers: ``hybrid``, ``asynchronous``, ``hierarchical`` (Persia §4.1).
 
-A trainer has several steps in flight, so the path of a step is divided by their number. Usually the busiest process or
-link decides. Reading, lookups and updates are the same work as in one process, done by other processes. Messages use
-cores at both ends.
+A trainer has several steps in flight, so girih divides the path of a step by their number. Usually the busiest process
+or link decides. Other processes do the reading, lookups and updates, and the amount of work is the same as in one
+process. Messages use cores at both ends.
 
 B, T, t, c: the same as in :mod:`girih.planner.speed.step`. W, S, L: embedding workers, embedding servers, loaders.
 """
@@ -19,7 +19,7 @@ from girih.planner.speed.step import MOVE, PASS, STEP, TRAINER_LINK, WIRE, Basis
 from girih.planner.traffic import COUNT_BYTES, FLOAT_BYTES, KEY_BYTES, Traffic
 
 SERVER_THREADS = 1
-"""Threads of a group server per part. It computes parts of several nets in parallel."""
+"""Threads of a group server for each part of a net. The server computes parts of several nets in parallel."""
 TRAINER, DENSE_SERVER, AVERAGING, NORMS = "a trainer", "the dense server", "averaging", "norms"
 WORKER_LINK, SERVER_LINK = "an embedding worker's link", "an embedding server's link"
 
@@ -31,8 +31,8 @@ class RowService:
     Attributes:
         workers, servers, loaders: W, S, L.
         link: the link between processes.
-        sent: bytes of all processes for one trainer's share of a step, see :func:`girih.planner.traffic.remote`.
-        message_s: seconds of the messages of a step in sequence, without dense messages.
+        sent: bytes that all processes send for one trainer's share of a step. See :func:`girih.planner.traffic.remote`.
+        message_s: seconds of a step's messages, one after the other, without dense messages.
     """
 
     workers: int
@@ -43,7 +43,7 @@ class RowService:
     message_s: float
 
     def links_s(self, basis: Basis) -> dict[str, float]:
-        """Returns seconds per step in the busier direction of a link: of a trainer, a worker, a server.
+        """Returns the seconds per step in the busier direction of the links of a trainer, a worker and a server.
 
         Trainers receive pooled rows and send gradients. Servers send rows and receive gradients and keys. Workers do
         both, and receive ids.
@@ -79,12 +79,14 @@ class AveragingLoad:
 
 
 def hybrid(basis: Basis, service: RowService, *, staleness: int, rings_s: float) -> StepCost:
-    """Predicts a step with rows read ahead and the dense half in step (Persia, Algorithms 1 and 2): 1 + τ steps are in flight.
+    """Predicts a step of ``hybrid``, which reads rows ahead and keeps the dense half in step (Persia, Algorithms 1 and
+    2).
 
-    A trainer is busy for forward + max(backward + last ring, rings) + dense update + step.
+    1 + τ steps are in flight. A trainer is busy for forward + max(backward + last ring, rings) + dense update + step.
 
-    Trainers in step ask for rows, and send gradients, at the same moments. So the messages of a worker's k = T / W trainers pass
-    its link like jobs through two stages, in and out. They need k + 1 times the time of one message per direction, not 2 k times.
+    Trainers in step ask for rows, and send gradients, at the same moments. A worker has k = T / W trainers. Their
+    messages pass its link like jobs through two stages, in and out. They need k + 1 times the time of one message per
+    direction, not 2 k times.
 
     Args:
         rings_s: seconds of the rings of a replica's gradients.
@@ -103,9 +105,10 @@ def hybrid(basis: Basis, service: RowService, *, staleness: int, rings_s: float)
 
 
 def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCost:
-    """Predicts a step in which trainers never wait for each other. The dense server is a thread of the first trainer.
+    """Predicts a step of ``asynchronous``, in which trainers never wait for each other.
 
-    The dense server is busy for T · (dense update + its messages, 2(α + S / C) with S bytes of parameters) per step.
+    The dense server is a thread of the first trainer. It is busy for T · (dense update + its messages, 2(α + S / C)
+    with S bytes of parameters) per step.
     """
     cost = _served(basis, service, passes_s=basis.pass_s(basis.share), in_flight=1 + staleness)
     size = basis.parameter_bytes if basis.trainers > 1 else 0.0
@@ -119,11 +122,13 @@ def asynchronous(basis: Basis, service: RowService, *, staleness: int) -> StepCo
 
 
 def replicas(basis: Basis, service: RowService, *, nets: int, averaging: AveragingLoad) -> StepCost:
-    """Predicts ``hierarchical`` without group servers (HT §2.2): r nets per trainer, each with its own step in flight.
+    """Predicts ``hierarchical`` without group servers (HT §2.2).
 
-    A net's pass takes t / max(1, t // r) times as long as a pass with all t threads. The trainer's other nets are other
-    steps in flight, and the step already waits for those at the busiest resource. So the pass does not count them
-    again. Averaging sends S bytes of parameters there and back in each round, in the background.
+    A trainer has r nets, and each net has its own step in flight.
+
+    A net's pass takes t / max(1, t // r) times as long as a pass with all t threads. The trainer's other nets are also
+    steps in flight. The step already waits for these at the busiest resource, so the pass does not count them again. In
+    the background, averaging sends S bytes of parameters there and back in each round.
 
     Args:
         nets: number of nets per trainer, r.
@@ -145,14 +150,14 @@ def grouped(
     averaging: AveragingLoad,
     clips: bool = False,
 ) -> StepCost:
-    """Predicts ``hierarchical`` with group servers (HT §3.1): tagging has spread the net over devices.
+    """Predicts ``hierarchical`` with group servers (HT §3.1). The tagging spreads each net over devices.
 
-    A net's path has its pass and its exchanges. On trainers, the pass has a net's threads, see :func:`replicas`; on
-    servers, one thread. Each device is busy with computing, packing and moving its part, and the servers' links also
-    with averaging.
+    A net's path is its pass and its exchanges. On a trainer, the pass uses the threads of one net, see
+    :func:`replicas`. On a server, it uses one thread. Each device computes, encodes and sends its part. The servers'
+    links also carry averaging.
 
     Args:
-        clips: whether all servers of a group are asked for norms, in parallel, before the update.
+        clips: True if the trainers ask all servers of a group for norms, in parallel, before the update.
     """
     on_trainer_s, on_server_s = _pass_s(basis, _threads_of_net(basis, nets)), _pass_s(basis, SERVER_THREADS)
     passes_s = net.served * on_server_s + (1 - net.served) * on_trainer_s
@@ -171,13 +176,20 @@ def _threads_of_net(basis: Basis, nets: int) -> int:
 
 
 def _pass_s(basis: Basis, threads: int) -> float:
-    """Returns seconds of a net's pass with ``threads`` threads, while one net of each other trainer computes too."""
+    """Returns the seconds of a net's pass with ``threads`` threads.
+
+    Meanwhile one net of each other trainer computes too.
+    """
     crowd = max(1.0, basis.trainers * threads / basis.cores)
     return basis.dense.seconds(basis.share) * basis.facts.threads / threads * crowd
 
 
 def _served(basis: Basis, service: RowService, *, passes_s: float, in_flight: float) -> StepCost:
-    """Returns the common part. The workers that handle rows in parallel are at most the trainers, and the cores."""
+    """Returns the part that these strategies share.
+
+    The number of workers that handle rows in parallel is at most the number of trainers, and at most the number of
+    cores.
+    """
     sent = service.sent
     num_messages = (
         6 + 4 * service.servers
@@ -199,7 +211,7 @@ def _one_trainer_s(cost: StepCost) -> float:
 
 
 def _averaged(cost: StepCost, basis: Basis, link: Link, its: AveragingLoad) -> StepCost:
-    """Adds the averaging in the background: each copy's holders ask all dense servers, and receive corrections."""
+    """Adds the averaging in the background. The holders of each copy ask all dense servers, and receive corrections."""
     if not its.servers:
         return cost
     size = its.copies * basis.parameter_bytes / its.every_steps

@@ -2,11 +2,13 @@
 
 A step uses resources: the cores of the host, the directions of links, and processes that do one thing at a time. The
 busiest resource limits the speed, as in the roofline model (Williams et al. 2009) and in
-:func:`girih.planner.tagging.ledger.examples_per_s`. With N steps in flight, a step also waits for other steps at the
-busiest resource, at worst for the N − 1 steps before it. So N steps take the path of one step and N − 1 times the
-busiest resource. This is the lower bound on the throughput of a closed network of queues (Zahorjan, Sevcik, Eager and
-Galler, "Balanced job bound analysis of queueing networks", CACM 25(2), 1982). With one step it equals the path, with
-many the busiest resource.
+:func:`girih.planner.tagging.ledger.examples_per_s`.
+
+Several steps may be in flight. Then a step also waits for other steps at the busiest resource. With N steps in flight,
+it waits at worst for the N − 1 steps before it. So N steps take the path of one step, and N − 1 times the seconds of
+the busiest resource. This is the lower bound on the throughput of a closed network of queues (Zahorjan, Sevcik, Eager
+and Galler, "Balanced job bound analysis of queueing networks", CACM 25(2), 1982). With one step in flight, a step takes
+its path. With many, it takes the seconds of the busiest resource.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class StepCost:
     Attributes:
         examples: number of examples in the step.
         work_s: term → core-seconds, of all processes of the host.
-        busy_s: a link's direction, or a process that does one thing at a time → seconds that it is busy.
+        busy_s: resource → seconds that it is busy. A resource is a direction of a link, or a process that does one
+            thing at a time.
         path_s: term → seconds that cannot overlap within a step, from its first message to its last update.
         in_flight: number of steps in flight.
     """
@@ -52,7 +55,7 @@ class StepCost:
         path_s: Mapping[str, float] = NOTHING,
         busy_s: Mapping[str, float] = NOTHING,
     ) -> Self:
-        """Returns the cost with more terms, or with changed ones."""
+        """Returns this cost with more terms. A term with an existing name replaces the old one."""
         return replace(
             self,
             work_s={**self.work_s, **work_s},
@@ -61,7 +64,10 @@ class StepCost:
         )
 
     def seconds(self, cores: float) -> dict[str, float]:
-        """Returns resource → seconds that a step keeps it busy. The path is divided by the steps in flight."""
+        """Returns resource → seconds per step that limit the speed.
+
+        The path counts divided by the number of steps in flight.
+        """
         return {
             CORES: sum(self.work_s.values()) / cores,
             **self.busy_s,
@@ -124,12 +130,13 @@ OVERHEAD = "overhead"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Measured steps of a short run, with the predicted times of their parts.
+    """Measurements of a short run, and the predicted times of its parts.
 
     Attributes:
         ids: ids in one trainer's share of a step.
         trainers: T.
-        cpu_s, step_s: core-seconds of all processes, and wall-clock seconds, of a step of all trainers.
+        cpu_s: core-seconds of all processes in a step of all trainers.
+        step_s: wall-clock seconds of this step.
         work_s, path_s: sums of the terms of its :class:`StepCost`.
     """
 
@@ -155,7 +162,10 @@ def with_overhead(cost: StepCost, overhead: Overhead, facts: Facts) -> StepCost:
 
 
 def fit_overhead(few: Observed, many: Observed) -> Overhead:
-    """Fits lines through two runs, with few ids and with many. Lines have no negative slope or start."""
+    """Fits the overhead to two runs, one with few ids and one with many.
+
+    Each overhead is a line through both runs. Its slope and its start are never negative.
+    """
     work = [(each.cpu_s - each.work_s) / each.trainers for each in (few, many)]
     path = [each.step_s - each.path_s for each in (few, many)]
     return Overhead(*(_line(few.ids, many.ids, *each) for each in (work, path)))
@@ -167,12 +177,12 @@ def _line(few: float, many: float, least_s: float, most_s: float) -> Rate:
 
 
 BACKWARD = 2 / 3
-"""Fraction of forward and backward pass for the backward pass: it has two products for each product of the forward pass."""
+"""Fraction of a pass that is the backward pass. For each product of the forward pass, it computes two products."""
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The facts that a prediction needs. All of them are known."""
+    """The facts that a prediction needs, all known."""
 
     facts: Facts
     calibration: Calibration
@@ -183,7 +193,10 @@ class Basis:
 
     @classmethod
     def of(cls, facts: Facts) -> Self | None:
-        """Returns None if a fact is unknown or the calibration does not apply: on GPUs, and for compiled passes."""
+        """Returns the basis of a prediction, or None if a fact is unknown.
+
+        The calibration does not apply to GPUs and to compiled passes. Then the result is None too.
+        """
         calibration, profile, dense = facts.calibration, facts.profile, facts.dense_cost
         if calibration is None or profile is None or dense is None:
             return None
@@ -231,9 +244,9 @@ class Basis:
         An optimizer without measurements counts as the slowest measured one.
 
         Args:
-            readings: how many times all B examples are read. examples: number of examples in a trainer's pass.
-            passes_s: seconds of a trainer's pass. steps_s: seconds of the rest of its step.
-            rows_at_once: number of cores that look up and update rows in parallel.
+            readings: number of times that all B examples are read. examples: number of examples in a trainer's pass.
+            passes_s: seconds of a trainer's pass. steps_s: seconds of the rest of its step, without the pass.
+            rows_at_once: number of cores that look up and update rows at the same time.
         """
         trainers, moved_s = self.trainers, self.dense.update_s
         slowest = max(self.work.updates.values(), key=lambda rate: rate.seconds(1.0, 16, 0.0))
@@ -268,7 +281,10 @@ class Basis:
         )
 
     def pass_s(self, examples: float) -> float:
-        """Returns seconds of a trainer's forward and backward pass while all trainers compute: the measured time, times the crowd."""
+        """Returns the seconds of a trainer's forward and backward pass while all trainers compute.
+
+        This is the measured time, multiplied by :attr:`crowd`.
+        """
         return self.dense.seconds(examples) * self.crowd
 
     @property

@@ -1,4 +1,5 @@
-"""Decides which operators of the dense half run on trainers, and which on group servers (HT §3.2.1). Pure functions of facts.
+"""Decides which operators of the dense half run on trainers, and which run on group servers (HT §3.2.1).
 
-``tag.py`` combines the parts: rules, connected components, balance of dense bytes, greedy refinement.
+All functions are pure functions of facts. ``tag.py`` combines the parts: rules, connected components, balance of dense
+bytes, and greedy refinement.
 """

@@ -17,9 +17,10 @@ from girih.planner.tagging.rules import HAS_PARAMETERS, NOT_MOVABLE, by_rules
 
 
 def balanced(index: Index, on_servers: Sequence[bool], group: HierarchicalGroup) -> list[int]:
-    """Returns the device of each bundle: the longest component first, each on the server with the fewest parameter bytes.
+    """Returns the device of each bundle.
 
-    A whole component goes to a server with memory for its parameters. If there is none, its bundles are placed one by one.
+    The longest component comes first. Each component goes to the server with the fewest parameter bytes that has memory
+    for it. If no server has memory for a whole component, its bundles are placed one by one.
 
     Args:
         on_servers: whether each operator is on a server.
@@ -49,7 +50,7 @@ def balanced(index: Index, on_servers: Sequence[bool], group: HierarchicalGroup)
 
 
 def check_parameters(index: Index, group: HierarchicalGroup) -> None:
-    """Refuses a net that no placement can make fit.
+    """Checks that some placement of the parameters fits into memory.
 
     Raises:
         ConfigError: the parameters of an operator fit on no server; an operator with parameters must stay on several
@@ -88,10 +89,10 @@ def check_parameters(index: Index, group: HierarchicalGroup) -> None:
 def check_memory(
     index: Index, group: HierarchicalGroup, placed: Sequence[int], loads: Sequence[Load], *, searched: bool
 ) -> None:
-    """Refuses a placement that needs too much memory.
+    """Checks that a placement fits into the memory of every device.
 
     Args:
-        searched: whether refinement has looked for another placement.
+        searched: True if refinement has looked for another placement.
 
     Raises:
         ConfigError: a device has too little memory. The error names the device, and the operator that needs most
@@ -142,7 +143,7 @@ def _longest_first(index: Index, pieces: Sequence[Sequence[int]]) -> list[Sequen
 
 
 def _held(group: HierarchicalGroup) -> str:
-    """Names the additional memory that is counted for parameters on servers."""
+    """Describes the memory that is needed for parameters on servers, in addition to the parameters."""
     nets = group.nets_on(1)
     return f"with optimizer state and the gradient{'s' if nets > 1 else ''} of {nets} net{'s' if nets > 1 else ''}"
 
@@ -170,7 +171,10 @@ def ruled(index: Index, group: HierarchicalGroup) -> InitialPlacement:
 
 
 def dealt(index: Index, group: HierarchicalGroup) -> InitialPlacement:
-    """Returns movable bundles dealt round-robin to servers: the paper's ablation, without rules and refinement (HT §5.3)."""
+    """Returns a placement that deals movable bundles to the servers in turn.
+
+    This is the paper's ablation, without rules and refinement (HT §5.3).
+    """
     placed, turn = [], 0
     for bundle in index.bundles:
         placed.append(1 + turn % len(group.servers) if bundle.movable else 0)
@@ -179,7 +183,10 @@ def dealt(index: Index, group: HierarchicalGroup) -> InitialPlacement:
 
 
 def others(index: Index) -> list[InitialPlacement]:
-    """Returns two more starts: all movable bundles on one server, or only those with parameters."""
+    """Returns two more initial placements.
+
+    One has all movable bundles on one server. The other has only the bundles with parameters there.
+    """
     everything = [1 if bundle.movable else 0 for bundle in index.bundles]
     parameters = [1 if bundle.movable and bundle.parameter_bytes else 0 for bundle in index.bundles]
     return [

@@ -1,7 +1,8 @@
-"""Components: operators of one server that run without interruption, with inputs from a trainer and outputs to it (HT §3.1.1, §3.2.1).
+"""Components: operators of one server that run without interruption (HT §3.1.1, §3.2.1).
 
-A component is connected and convex: no path leaves it and returns through a trainer or another server. A set that would not be
-convex is divided, and tensors between its parts pass through the trainer.
+A component takes its inputs from a trainer, and sends its outputs to it. It is connected and convex: no path leaves it
+and returns through a trainer or another server. A set that would not be convex is divided into several components.
+Tensors between these pass through the trainer.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ class Component:
 
 
 Division = tuple[list[int], list[int]]
-"""The component number of each operator, from 1, or 0 on trainers; and the stage of each component, by number."""
+"""The component number of each operator, from 1, or 0 for operators on trainers. The second list has the stage of each
+component.
+"""
 
 
 def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
-    """Returns the components of a tagged graph, by stage, then in the graph's order."""
+    """Returns the components of a tagged graph. They are ordered by stage, and within a stage as in the graph."""
     index = Index(graph)
     devices = index.devices(tagging)
     part_of, stages = divide(index, devices)
@@ -54,7 +57,9 @@ def components(graph: OperatorGraph, tagging: Tagging) -> tuple[Component, ...]:
 
 
 def divide(index: Index, devices: Sequence[int]) -> Division:
-    """Makes components from connected operators of one server and stage. Joins two if the result is convex.
+    """Makes components from connected operators of one server and one stage.
+
+    Two components become one if the result is convex.
 
     Args:
         devices: device of each operator.
@@ -96,7 +101,10 @@ def _levels(index: Index, devices: Sequence[int]) -> list[int]:
 
 
 def _join(index: Index, sets: DisjointSets[int], crossing: Sequence[tuple[int, int]]) -> bool:
-    """Joins the components of an edge between stages if no other path connects them; returns whether any were joined."""
+    """Joins two components that an edge between stages connects, if no other path connects them.
+
+    Returns whether any components were joined.
+    """
     members = {sets.root(each[0]): each for each in sets.sets()}
     joined = False
     for producer, consumer in crossing:

@@ -1,4 +1,4 @@
-"""A group of trainers and group servers (HT §3.1) for the cost model: frozen facts."""
+"""A group of trainers and group servers (HT §3.1), as frozen facts for the cost model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Device(Options):
     """One trainer, or one group server.
 
     Attributes:
-        cores: cores that it can keep busy: those of its machine, or fewer if it has fewer threads.
+        cores: number of cores that the device can keep busy: at most those of its machine, and at most its threads.
         flops_per_s: speed of one core, for operators that were not measured.
-        bytes_per_s: speed of sending, and at the same time of receiving; None means no limit.
+        bytes_per_s: speed of sending. The device can receive at the same speed meanwhile. None means no limit.
         memory_bytes: memory for parameters, optimizer state and activations; None means no limit.
     """
 
@@ -32,7 +32,7 @@ class CodecCost(Options):
     Attributes:
         number_bytes: bytes per sent number. row_bytes: additional bytes per vector along the last dimension.
         share: fraction of a message's numbers that are sent.
-        encode_s_per_byte, decode_s_per_byte: core-seconds per byte of float32. For float32 itself: a plain copy.
+        encode_s_per_byte, decode_s_per_byte: core-seconds per byte of float32. The codec float32 only copies.
     """
 
     name: str
@@ -44,7 +44,10 @@ class CodecCost(Options):
 
     @property
     def kept(self) -> float:
-        """Bytes that a sender keeps per byte of float32: top-k's unsent values before and during the current step (error feedback)."""
+        """Bytes that a sender keeps per byte of float32.
+
+        With error feedback, top-k keeps the unsent values from before the step and those of the current step.
+        """
         return 2.0 if self.name == "topk" else 0.0
 
     def packed_bytes(self, rows: int, numbers: int) -> float:
@@ -52,9 +55,9 @@ class CodecCost(Options):
         return self.number_bytes * math.ceil(self.share * numbers) + self.row_bytes * rows
 
     def sent_bytes(self, edge: Edge, batch_size: int) -> float:
-        """Returns bytes per example that an edge sends for a batch.
+        """Returns the bytes per example that an edge sends for a batch.
 
-        If packing saves nothing, sends the tensor unchanged.
+        The tensor is sent unchanged if the codec does not make it smaller.
         """
         plain = edge.bytes_per_example
         if not edge.number_bytes or not plain:
@@ -66,11 +69,16 @@ class CodecCost(Options):
 
 FLOAT32 = CodecCost(name="float32")
 AVERAGED = 4.0
-"""Copies of the parameters for averaging: the evaluated model; in a round, the sent and answered values, and the joined answers."""
+"""Copies of the parameters for averaging.
+
+One copy is the evaluated model. A round also needs the sent values, the answered values and the joined answers.
+"""
 
 
 class WireCost(Options):
-    """The codecs between trainers and group servers: of activations, forward, and of their gradients, backward."""
+    """The codecs between trainers and group servers: for activations in the forward pass, and their gradients in the
+    backward pass.
+    """
 
     activations: CodecCost = FLOAT32
     gradients: CodecCost = FLOAT32
@@ -83,12 +91,14 @@ class HierarchicalGroup(Options):
         trainers: number of trainers. nets: number of nets per trainer.
         batch_size: examples in one net's step.
         servers: the group servers; none if trainers keep the dense half.
-        trainer_cpu_s: core-seconds per example of a trainer without the net: batches, embeddings, the loss.
-        trainer_sent_bytes, trainer_received_bytes: bytes per example outside the group: gradients and ids; embeddings.
-        parameter_copies: bytes per byte of parameters, with one gradient and the optimizer's state: 4 for Adam.
+        trainer_cpu_s: core-seconds per example of a trainer for batches, embeddings and the loss, without the net.
+        trainer_sent_bytes: bytes of gradients and ids per example that a trainer sends out of the group.
+        trainer_received_bytes: bytes of embeddings per example that it receives from outside.
+        parameter_copies: memory for parameters, one gradient and optimizer state, divided by the memory for parameters.
+            With Adam this is 4.
         update_s_per_byte: core-seconds of the optimizer per byte of parameters, in each net's step.
-        request_s: core-seconds of a request with its answer at both ends, regardless of the size.
-        byte_s: core-seconds per byte on the wire at both ends together, without the codec.
+        request_s: core-seconds at both ends for a request and its answer, for any size.
+        byte_s: core-seconds at both ends per byte on the wire, without the codec.
         average_every_examples: examples of the group between two rounds of averaging. None without averaging.
         cores: core-seconds per second of all devices of the group together, or None if devices share no cores.
     """
@@ -115,7 +125,7 @@ class HierarchicalGroup(Options):
         return (self.trainer, *self.servers)
 
     def nets_on(self, device: int) -> int:
-        """Returns the number of nets that compute on a device in parallel: on a server, the nets of all trainers.
+        """Returns the number of nets that compute on a device in parallel. A server computes the nets of all trainers.
 
         Args:
             device: the index in :attr:`devices`.
@@ -123,20 +133,21 @@ class HierarchicalGroup(Options):
         return self.nets * self.trainers if device else self.nets
 
     def held_copies(self, device: int) -> float:
-        """Returns the bytes per byte of parameters on a device; see :func:`held_copies`."""
+        """Returns the memory that parameters need on a device, divided by their size. See :func:`held_copies`."""
         averaged = self.average_every_examples is not None
         return held_copies(self.parameter_copies, self.nets_on(device), averaged=averaged)
 
 
 def held_copies(parameter_copies: float, nets: int, *, averaged: bool) -> float:
-    """Returns the bytes per byte of parameters on their device.
+    """Returns the memory that parameters need on their device, divided by their size.
 
-    They are the parameters and optimizer state once, a gradient for each net from its backward pass until the update,
-    and the copies for averaging.
+    A device keeps the parameters and the optimizer state once. It keeps a gradient for each net from its backward pass
+    until the update. It also keeps the copies for averaging.
 
     Args:
-        parameter_copies: see :class:`HierarchicalGroup`; below 2, the optimizer was not measured, and no state counts.
-        nets: number of nets that compute on the device in parallel. averaged: whether there are other copies.
+        parameter_copies: see :class:`HierarchicalGroup`. Below 2, the optimizer was not measured. Then no optimizer
+            state counts.
+        nets: number of nets that compute on the device in parallel. averaged: True if there are other copies.
     """
     return max(2.0, parameter_copies) - 1 + nets + (AVERAGED if averaged else 0.0)
 

@@ -1,6 +1,6 @@
-"""An operator graph by numbers: readers and producers of operators, and operators that move together.
+"""An operator graph with numbered operators: their readers, their producers, and the operators that move together.
 
-Operators are numbered in the graph's order. Devices: 0 is the trainers, 1 + s is server s.
+Operators are numbered in the graph's order. Device 0 is the trainers. Device 1 + s is server s.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ class Index:
     """The lookups of a graph for tagging.
 
     Attributes:
-        consumers: for each operator, consumer → the edge to it; of several edges, the edge with the most bytes.
+        consumers: for each operator, consumer → the edge to it. If there are several edges, the edge with the most
+            bytes.
         producers: for each operator, its producers in order.
-        bundles: in the order of their first operators. bundle_of: the bundle number of each operator.
+        bundles: the bundles, in the order of their first operators.
+        bundle_of: the bundle number of each operator.
     """
 
     def __init__(self, graph: OperatorGraph) -> None:
@@ -75,7 +77,7 @@ class Index:
         )
 
     def are_independent(self, numbers: Sequence[int]) -> bool:
-        """Returns whether these are several operators that do not need each other's outputs."""
+        """Returns whether there are several operators, and none of them needs the output of another one."""
         together = sum(1 << number for number in numbers)
         return len(numbers) > 1 and not any(self._before[number] & together for number in numbers)
 

@@ -1,13 +1,13 @@
 """The load that a placement puts on each device per example, and the resulting speed of the group (HT §3.2.1).
 
-A device has cores, a link that sends and receives at the same time, and memory. Cores and links bound the speed: the
-group is as fast as its busiest device, or as the shared cores if they are busier. Memory does not bound the speed, but
-it can be full. It holds the parameters with their copies (:func:`~girih.planner.tagging.group.held_copies`), and the
-outputs and top-k's unsent values per net.
+A device has cores, memory, and a link that sends and receives at the same time. Cores and links limit the speed. The
+group is as fast as its busiest device, or as the shared cores if these are busier. Memory does not limit the speed, but
+it can be full. It holds the parameters with their copies (:func:`~girih.planner.tagging.group.held_copies`). For each
+net, it also holds the outputs and top-k's unsent values.
 
-The ledger has the sums of computed, kept, sent and received amounts per example for each device. Each move updates
-them. All traffic between devices is between a trainer and a server. So two sums of :data:`Bytes` per server suffice: to
-the server, and from it. Gradients go the other way.
+For each device, the ledger sums the amounts per example that it computes, keeps, sends and receives. Each move updates
+these sums. All traffic between devices is between a trainer and a server. So two sums of :data:`Bytes` per server are
+enough: one for each direction. Gradients go in the opposite direction.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ CPU, NETWORK, MEMORY = "cpu", "network", "memory"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The work of one device per example of the group; for trainers, the mean over them.
+    """The work of one device per example of the group. For trainers, it is the mean over all of them.
 
     Attributes:
         cpu_s: seconds that all of its cores are busy. network_s: seconds that its link is busy, in the busier
             direction.
         sent_bytes, received_bytes: bytes on the wire.
-        memory_bytes: total, regardless of speed. memory: fraction of the device's memory, 0 without a limit.
+        memory_bytes: memory in use. It does not depend on the speed.
+        memory: fraction of the device's memory in use; 0 without a limit.
     """
 
     cpu_s: float
@@ -45,7 +46,7 @@ class Load:
 
     @property
     def busy_s(self) -> float:
-        """Seconds per example that the busier of cores and link is busy."""
+        """Seconds per example that the cores or the link are busy, whichever is more."""
         return max(self.cpu_s, self.network_s)
 
 
@@ -83,20 +84,21 @@ def examples_per_s(group: HierarchicalGroup, device_loads: Sequence[Load]) -> fl
 
 
 Bytes = tuple[float, float, float]
-"""Bytes per example of a tensor: in memory, on the wire as activations, and its gradient's on the wire."""
+"""Bytes per example of a tensor: in memory, on the wire, and on the wire as its gradient."""
 NOTHING: Bytes = (0.0, 0.0, 0.0)
 
 
 class Ledger:
-    """Sums per device; 0 is the trainers.
+    """Sums per device. Device 0 is the trainers.
 
-    In these sums, a server counts as one component, even if paths return to it. :meth:`move` ignores the traffic that a
-    division adds, but :meth:`exact_loads` includes it. So :meth:`least_loads` are never above the exact ones.
+    The sums treat a server as one component, even if paths return to it. :meth:`move` ignores the traffic that dividing
+    the component would add. :meth:`exact_loads` includes it. So :meth:`least_loads` are never above the exact loads.
 
     Attributes:
         compute_s: core-seconds of operators per example.
-        parameter_bytes: each parameter once. output_bytes: bytes of operators' outputs per example.
-        to_bytes, from_bytes: to and from each server, once for each exchange that needs a tensor.
+        parameter_bytes: bytes of parameters, each parameter once.
+        output_bytes: bytes of operators' outputs per example.
+        to_bytes, from_bytes: bytes to and from each server. A tensor counts once for each exchange that needs it.
         members: number of bundles on each device.
     """
 
@@ -131,11 +133,11 @@ class Ledger:
             self._flow(producer, 1)
 
     def exact_loads(self) -> list[Load]:
-        """Returns the load of each device, with components divided as needed."""
+        """Returns the load of each device, after components are divided as needed."""
         return self._loads(*self._divided())
 
     def least_loads(self) -> list[Load]:
-        """Returns the load of each device without divided components, a lower bound of :meth:`exact_loads`."""
+        """Returns a lower bound of :meth:`exact_loads`: the load of each device without divided components."""
         requests = [0, *(1 if count else 0 for count in self.members[1:])]
         return self._loads(self.to_bytes, self.from_bytes, requests)
 
@@ -153,7 +155,9 @@ class Ledger:
             self._flow(producer, 1)
 
     def _divided(self) -> tuple[list[Bytes], list[Bytes], list[int]]:
-        """Returns ``to_bytes``, ``from_bytes`` and exchanges per net's step, with components divided as needed."""
+        """Returns ``to_bytes``, ``from_bytes`` and the exchanges per net's step, after components are divided as
+        needed.
+        """
         part_of, stages = divide(self._index, self.devices)
         exchange = [0] * len(part_of)
         servers = [0]
@@ -232,9 +236,10 @@ _OperatorOutput = tuple[Bytes, Mapping[int, Bytes]]
 def flow(
     output: _OperatorOutput, producer: int, part: Sequence[int], exchange: Sequence[int]
 ) -> tuple[Bytes, dict[int, Bytes]]:
-    """Returns bytes of an operator's output up to the trainer, and down to each exchange that needs the output.
+    """Returns the bytes that an operator's output adds to traffic: up to the trainer, and down to each exchange that
+    reads it.
 
-    An output without readers is the net's output, and goes to the trainer for the loss.
+    An output without readers is the output of the net. It goes to the trainer, for the loss.
 
     Args:
         part: for each operator, its component, or 0 on trainers.

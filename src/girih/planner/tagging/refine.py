@@ -1,8 +1,8 @@
-"""Greedy refinement: moves work off the busiest device, as long as that helps (HT §3.2.1).
+"""Greedy refinement: moves work away from the busiest device as long as that helps (HT §3.2.1).
 
-A step moves one bundle: the operators of a module, or one operator without a module. If no such step helps, for example
-because a chain must be split in the middle, a step moves a stretch: connected bundles of one device, from one end of
-their component. If memory is too small, a step may also swap two bundles.
+A step moves one bundle: the operators of a module, or one operator without a module. Sometimes no such step helps, for
+example because a chain must be split in the middle. Then a step moves a stretch: connected bundles of one device, from
+one end of their component. If memory is too small, a step may also swap two bundles.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from girih.planner.tagging.ledger import (
 )
 
 _TOLERANCE = 1e-9
-"""Relative differences below which two loads are equal: sums of floats in different orders."""
+"""Loads that differ by less than this fraction are equal. Such differences come from sums of floats in different
+orders.
+"""
 
 SHARED_CORES = "the shared cores"
 
 
 Burden = tuple[float, ...]
-"""The burden of a placement; lower is better: memory overload of each device, then busy seconds of devices and of shared
-cores, both in descending order."""
+"""The burden of a placement. Lower is better.
+
+The first numbers are the memory overload of each device. The seconds that devices and shared cores are busy follow.
+Both are in descending order.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +45,9 @@ class Move:
 
     Attributes:
         operators: the moved operators, with all operators of their modules.
-        source, target: devices. bottleneck, resource: the busiest device before the move, and its resource: "cpu",
-            "network" or "memory"; or :data:`SHARED_CORES` and "cpu".
+        source, target: devices.
+        bottleneck: the busiest device before the move, or :data:`SHARED_CORES`.
+        resource: its busiest resource: "cpu", "network" or "memory". For shared cores, "cpu".
         examples_per_s_before, examples_per_s_after: predicted speeds.
     """
 
@@ -57,7 +63,7 @@ class Move:
 _Moves = tuple[tuple[int, int], ...]
 """Bundles, each with its target device."""
 _Offer = tuple[Burden, _Moves]
-"""Moves, with a lower bound of the placement's burden after them in front."""
+"""A lower bound of the burden after some moves, and these moves."""
 
 
 def refine(
@@ -65,12 +71,12 @@ def refine(
 ) -> tuple[list[int], tuple[Move, ...]]:
     """Moves bundles until no move lowers the burden of the placement, or the effort is used up.
 
-    Bundles with parameters are only moved between servers.
+    Bundles with parameters move only between servers.
 
     Args:
         placed: device of each bundle.
-        effort: yields an item per evaluated placement: a count and not a time, so that all machines get the same
-            result.
+        effort: yields an item for each evaluated placement. Effort is a count, not a time, so that all machines get the
+            same result.
     """
     search, moves = _Search(index, group, placed, effort), list[Move]()
     while any(search.step(offers()) for offers in (search.single_moves, search.stretches, search.swaps)):
@@ -79,7 +85,10 @@ def refine(
 
 
 def bottleneck(loads: Sequence[Load]) -> tuple[int, str]:
-    """Returns the most used device, and its resource: memory if there is too little of it, else cores or link."""
+    """Returns the most used device, and its most used resource.
+
+    The resource is memory if there is too little of it. Otherwise it is the cores or the link.
+    """
     fullest = max(range(len(loads)), key=lambda device: loads[device].memory)
     if loads[fullest].memory > 1:
         return fullest, MEMORY
@@ -91,7 +100,7 @@ def bottleneck(loads: Sequence[Load]) -> tuple[int, str]:
 def burden(group: HierarchicalGroup, loads: Sequence[Load]) -> Burden:
     """Returns the burden of a placement.
 
-    All devices count, so that two equally busy ones can be relieved in sequence.
+    All devices count. So refinement can relieve two equally busy devices, one after the other.
     """
     beyond = sorted((max(0.0, load.memory - 1) for load in loads), reverse=True)
     busy_s = [load.busy_s for load in loads]
@@ -99,7 +108,7 @@ def burden(group: HierarchicalGroup, loads: Sequence[Load]) -> Burden:
 
 
 def lower(one: Burden, other: Burden) -> bool:
-    """Returns whether a burden is below another. The first number that differs decides."""
+    """Returns whether a burden is lower than another. The first number that differs decides."""
     for a, b in zip(one, other, strict=True):
         if abs(a - b) > _TOLERANCE * max(a, b):
             return a < b
@@ -149,7 +158,10 @@ class _Search:
                     yield from self._offers([(bundle, target)])
 
     def stretches(self) -> Iterator[_Offer]:
-        """Yields moves of connected bundles, from either end, off the busiest device or onto it; anywhere for trainers' link."""
+        """Yields moves of connected bundles, from either end, away from the busiest device or onto it.
+
+        If the trainers' link is the bottleneck, bundles of any device may move.
+        """
         busiest, resource = bottleneck(self._loads)
         if resource == MEMORY:
             return
@@ -164,7 +176,7 @@ class _Search:
                     yield from self._offers(moves[::-1])
 
     def swaps(self) -> Iterator[_Offer]:
-        """Yields swaps of a bundle on the device with too little memory with a bundle of another device."""
+        """Yields swaps of two bundles. One is on the device with too little memory, and one is on another device."""
         fullest, resource = bottleneck(self._loads)
         placed = list(self.ledger.placed) if resource == MEMORY else []
         for bundle in [bundle for bundle, device in enumerate(placed) if device == fullest]:
@@ -173,7 +185,7 @@ class _Search:
                     yield from self._offers([(bundle, target), (other, fullest)], fewest=2)
 
     def _offers(self, moves: Sequence[tuple[int, int]], fewest: int = 1) -> Iterator[_Offer]:
-        """Yields the first ``fewest`` moves as an offer, then with one more move each time."""
+        """Yields offers that grow by one move each time. The first offer has the first ``fewest`` moves."""
         back = tuple((bundle, self.ledger.placed[bundle]) for bundle, _ in moves)
         for number in range(fewest, len(moves) + 1):
             if next(self._effort, None) is None:
@@ -189,7 +201,7 @@ class _Search:
         return [device for device in devices if device != self.ledger.placed[bundle]]
 
     def _connected(self) -> list[list[int]]:
-        """Returns the movable bundles, grouped by connection on one device, in the graph's order."""
+        """Returns sets of movable bundles that are connected on one device. Bundles are in the graph's order."""
         index, placed = self._index, self.ledger.placed
         movable = [number for number, bundle in enumerate(index.bundles) if bundle.movable]
         sets, members = DisjointSets(movable), frozenset(movable)

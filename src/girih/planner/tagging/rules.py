@@ -1,7 +1,7 @@
 """Rules that keep operators on trainers, based on properties of recommenders (HT §3.2.1). To add a rule, add a line.
 
-Operators with parameters go to group servers, so that a group has one copy of them, together with all operators of
-their module. For other operators, traffic decides, since requests to a server and its answers use the network.
+Operators with parameters go to group servers, with all operators of their module. So a group has one copy of the
+parameters. Traffic decides about the other operators, because requests to a server and its answers use the network.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class TaggingRule:
     """A reason to keep operators without parameters on trainers.
 
     Attributes:
-        keeps: whether the rule applies to an operator with these neighbours. Called again if neighbours move to
-            trainers.
+        keeps: returns whether the rule applies to an operator with these neighbours. girih calls it again if neighbours
+            move to trainers.
     """
 
     name: str
@@ -106,7 +106,7 @@ NOT_MOVABLE = "it cannot be moved"
 
 
 def by_rules(index: Index) -> tuple[list[bool], list[str]]:
-    """Returns whether each operator goes to a server, and why. Applies rules until none applies any more.
+    """Returns whether each operator goes to a server, and the reason. Applies rules until no rule applies any more.
 
     A bundle stays on trainers if a rule keeps each of its operators.
     """

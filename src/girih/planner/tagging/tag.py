@@ -1,4 +1,4 @@
-"""Tags an operator graph: rules, components over servers, refinement (HT §3.2.1)."""
+"""Tags an operator graph in three steps: rules, components over servers, refinement (HT §3.2.1)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ from girih.planner.tagging.refine import SHARED_CORES, Move, refine
 
 How = Literal["refined", "rules", "none"]
 EFFORT = 15_000_000
-"""Operators of all placements that refinement evaluates, about ten seconds on one core."""
+"""The effort of refinement: the operators of all placements that it evaluates. This takes about ten seconds on one
+core.
+"""
 AHEAD = 1.01
-"""The minimum advantage in predicted speed of another start over the start by rules.
+"""The predicted speed of another initial placement must be this many times the speed of the placement by rules.
 
-The start by rules has reasons, which are worth one percent.
+The placement by rules has reasons, which are worth one per cent.
 """
 
 
@@ -122,13 +124,13 @@ def tag(
 def _refined(
     index: Index, group: HierarchicalGroup, ruled_start: InitialPlacement, effort: Iterator[object]
 ) -> InitialPlacement:
-    """Refines the start by rules, or a start with a result that is better by :data:`AHEAD`.
+    """Refines the placement by rules. Takes another initial placement if its result is better by :data:`AHEAD`.
 
-    If no result fits into memory, deals bundles round-robin.
+    If no result fits into memory, deals bundles to the servers in turn.
     """
 
     def reached(start: InitialPlacement) -> tuple[float, float, InitialPlacement]:
-        """Returns missing memory, and the negative speed, of a refined start."""
+        """Returns the missing memory and the negative speed of an initial placement after refinement."""
         placed, moves = refine(index, group, start.placed, effort)
         loads = Ledger(index, group, placed).exact_loads()
         lacking = sum(max(0.0, load.memory - 1) for load in loads)

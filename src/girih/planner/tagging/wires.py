@@ -1,4 +1,7 @@
-"""Chooses codecs between trainers and group servers, including the time of the codecs (HT §5.3 leaves this open)."""
+"""Chooses codecs between trainers and group servers.
+
+The choice includes the time of the codecs (HT §5.3 leaves this open).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from girih.planner.tagging.group import FLOAT32, CodecCost, HierarchicalGroup, W
 from girih.planner.tagging.tag import EFFORT, How, Tagged, tag
 
 GAIN = 1.02
-"""Minimum advantage in predicted speed of a less precise codec over a more precise one."""
+"""A less precise codec must give this many times the predicted speed of a more precise one."""
 
 CODECS = {
     each.name: each
@@ -24,7 +27,8 @@ CODECS = {
         CodecCost(name="topk", number_bytes=6, share=0.1),
     )
 }
-"""The codecs of :mod:`girih.comm.codecs.tensors` by the bytes that they send."""
+"""The cost of each codec of :mod:`girih.comm.codecs.tensors`, by name. The sent bytes are known, and the times are not.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,9 @@ class Chosen:
 
 
 def codec_of(name: str, calibration: Calibration | None) -> CodecCost:
-    """Returns a codec by its name in ``[strategy]``, with its measured speed, or without a cost if not measured.
+    """Returns a codec by its name in ``[strategy]``, with its measured speed.
 
-    "auto" counts as float32.
+    A codec that was not measured takes no time. "auto" counts as float32.
     """
     codec = FLOAT32 if name == "auto" else CODECS[name]
     speed = None if calibration is None else calibration.codecs.get(codec.name)
@@ -65,7 +69,7 @@ def choose_wire(
     """Tags the graph with each pair of codecs. Takes the first pair that no other pair beats by :data:`GAIN`.
 
     Args:
-        activations, gradients: the choices, the lossless one first; a single choice is used unchanged.
+        activations, gradients: the possible codecs, the lossless one first. A single codec is used without a choice.
         effort: effort of all pairs together, see :func:`~girih.planner.tagging.tag.tag`.
 
     Raises:
@@ -98,11 +102,11 @@ def choose_wire(
 
 
 def _in_flight(tagged: Tagged, group: HierarchicalGroup) -> float:
-    """Returns examples per second of the group with the steps that its nets have in flight.
+    """Returns the examples per second of the group, for the steps that its nets have in flight.
 
-    A step waits for its own computation and messages in sequence, and for those of the trainer's other nets at the
-    busiest device. With few nets, compression pays even if no link is always busy. On a server, a part has one thread;
-    on a trainer, a net has its share of the cores. A load refers to all cores of a device.
+    A step waits for its own computation and its own messages, one after the other. At the busiest device, it also waits
+    for the trainer's other nets. With few nets, compression pays even if no link is always busy. On a server, a part
+    has one thread. On a trainer, a net has its share of the cores. A load refers to all cores of a device.
     """
     trainer, *servers = tagged.loads.values()
     of_group = group.batch_size * group.trainers  # examples in a step of all trainers, one net each

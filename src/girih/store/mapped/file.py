@@ -121,10 +121,10 @@ class MappedFile:
         return int(self.description["num_buried"])
 
     def expect(self, spec: GroupSpec) -> None:
-        """Refuses files with other tables or columns than a group.
+        """Checks that the file has the tables and columns of an embedding group.
 
         Raises:
-            CheckpointError: the file has other tables or columns. The message names the difference.
+            CheckpointError: a table or a column differs. The message names the difference.
         """
         expected = description_of(spec, self.num_buried)
         for field, value in expected.items():

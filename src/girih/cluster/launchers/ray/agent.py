@@ -20,7 +20,11 @@ ASKED_S = 20.0
 """The time after which :meth:`Agent.events` answers even without events."""
 
 Event = Mapping[str, object]
-"""Has ``address``, ``found``; or ``message`` (trainers); or ``printed``, ``to`` (1 or 2); or, last, ``status``, ``words``."""
+"""A mapping with one of these sets of keys: ``address`` and ``found``; ``message``, from trainers; ``printed`` and
+``to``, 1 or 2.
+
+The last event has ``status`` and ``words``.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +33,10 @@ class Order:
 
     Attributes:
         threads: OpenMP threads; None leaves it to the process.
-        folder: its working directory, which must exist on its node. launched_from: the launcher's node.
-        seen: a file that it must see, next to which it writes; "" for a process that writes nothing.
+        folder: its working directory, which must exist on its node.
+        launched_from: the launcher's node.
+        seen: a file that must exist on its node, because the process writes next to it. "" for a process that writes
+            nothing.
         trainer: the words of ``girih`` for a trainer, or for a restarted trainer.
         num_trainers, hello: see :class:`girih.cluster.launchers.local.LocalLauncher`.
         environment: variables of the launcher that the run needs.
@@ -50,7 +56,7 @@ class Order:
 
 
 class Agent:
-    """One process, described by events that are numbered from 0, so that a lost answer can be requested again.
+    """One process. Its events are numbered from 0, so that the launcher can request a lost answer again.
 
     Ray may call its methods twice. So ``begin`` and ``send`` carry the number of the message.
     """

@@ -218,9 +218,9 @@ class RayLauncher(Launcher):
         resources: role → resources of each of its processes.
         trainer, again: the words of ``girih`` for a trainer, and for a restarted trainer.
         hello: see :class:`girih.cluster.launchers.local.LocalLauncher`; ``bind``, ``hosts`` and ``threads`` are added.
-        seen: a file that writing processes must see, because they write next to it.
+        seen: a file that must exist for the processes that write, because they write next to it.
         writers: number of trainers that write; None means all trainers and embedding servers.
-        placed_s: the time in which the cluster must make room. A restarted process keeps its node.
+        placed_s: the seconds in which the cluster must provide the resources. A restarted process keeps its node.
 
     Attributes:
         hosts: role and index of each process → the address of its node.
