@@ -94,7 +94,10 @@ class RemoteStrategy(StrategyOptions):
         return "strategy: transport = 'shared'" if self.transport == "shared" else ""
 
     def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
-        """Returns what happens when a process of this role dies. Loaders restart, since a share depends only on the position."""
+        """Returns the policy for a killed process of this role: loaders restart, and for other roles the run ends.
+
+        A new loader needs no state, because each trainer's share of a batch depends only on the position in the data.
+        """
         return RESTART if role == LOADER else FAIL
 
     def plan(self, facts: Facts) -> Plan:
@@ -356,10 +359,10 @@ class PipelinedStrategy(RemoteStrategy):
         return replace(self, staleness=0)
 
     def failure_policy(self, role: str, store: StoreOptions, num_trainers: int) -> FailurePolicy:
-        """Returns what happens when a process of this role dies.
+        """Returns the policy for a killed process of this role.
 
-        Embedding workers restart if servers can recognize resent pushes: each concurrent sender needs its own lane.
-        Embedding servers restart if their rows survive them too. Loaders always restart.
+        Embedding workers restart if servers can recognize resent pushes. Embedding servers restart if, in addition,
+        their rows survive the process. Loaders always restart.
         """
         from girih.sparse.protocol import why_resent_pushes_clash
 

@@ -189,9 +189,10 @@ def after_free_slot(slots: I64) -> Any:
 
 @njit_lean
 def move(shard: Shard, at_least: Any) -> None:
-    """Moves at least ``at_least`` slots to ``next_slots``, in whole clusters. The old slots are free afterwards.
+    """Moves at least ``at_least`` slots to ``next_slots``, in whole clusters, and frees the slots that it moved.
 
-    Stops earlier, between two clusters, if memory of ``next_slots`` is not claimed yet.
+    Moves fewer if the memory claimed so far for ``next_slots`` has no room for more. Clusters stay whole in this case
+    too. :meth:`girih.store.memory.shard_memory.ShardMemory.grow_index` claims more memory.
     """
     slots, num_slots = shard.slots, shard.slots.shape[0]
     mask, shift = num_slots - 1, shard.state[at.INDEX_SHIFT]
@@ -224,7 +225,7 @@ def move_slots(shard: Shard, at_least: int) -> None:
 
 @njit_lean
 def is_full(shard: Shard) -> Any:
-    """Returns whether no key may be added before the index starts to grow, gets more memory, or finishes growth."""
+    """Returns whether no key may be added now. The index must first start to grow, claim more memory, or end growth."""
     if shard.state[at.GROWING] == 0:
         return 4 * (shard.state[at.NUM_ROWS] + 1) > 3 * shard.slots.shape[0]
     return shard.state[at.GROW_MOVED] >= shard.state[at.GROW_CLAIMED]

@@ -161,10 +161,10 @@ class RemotePending:
 
 
 class RemoteSave:
-    """Rows that servers keep as they were, for a checkpoint or a segment. Each server writes its parts when asked.
+    """The rows of one moment for a checkpoint or a segment. Servers keep them until they are written or dropped.
 
     Args:
-        verb, fields: the request to the servers; a last integer says whether they write.
+        verb, fields: the request to the servers. One more integer is added to the fields: 1 to write, 0 to drop.
     """
 
     def __init__(self, servers: Sequence[Client], verb: SparseVerb, *fields: int) -> None:
@@ -361,7 +361,10 @@ class RemoteSparse:
         return {"queues": queues, **calls_of((*self._workers, *self._servers))}
 
     def begin_save(self, writer: Storage) -> RemoteSave:
-        """Makes all servers take live snapshots, while no trainer has anything in flight."""
+        """Begins to save the rows of all servers as they are now. Training may change rows while servers write them.
+
+        All trainers call it. It first waits until the updates of all trainers are applied.
+        """
         self.sync()
         self._ranks.barrier()
         answers(self._servers, SparseVerb.SAVE, (), (as_text(writer.absolute().url),), again=True)
@@ -369,13 +372,16 @@ class RemoteSparse:
         return RemoteSave(self._servers, SparseVerb.WRITE)
 
     def knows_changes(self, since: int) -> bool:
-        """Asks all servers. Ranks other than 0 return True, because they have no connection to a server."""
+        """Returns whether all servers know their changes since a version. Only rank 0 asks; other ranks return True."""
         return all(
             frame.fields[0] for frame in answers(self._servers, SparseVerb.HAS_CHANGES, (since,), again=True)
         )
 
     def begin_segment(self, writer: Storage, number: int, since: int | None) -> RemoteSave:
-        """Makes all servers take the changes, or all rows, while no trainer has anything in flight."""
+        """Makes all servers take their changes since a version, or all rows if it is None, for a segment of a log.
+
+        All trainers call it. It first waits until the updates of all trainers are applied.
+        """
         self.sync()
         self._ranks.barrier()
         fields = (number, NO_VERSION if since is None else since)
@@ -391,7 +397,10 @@ class RemoteSparse:
         return segment
 
     def load(self, reader: PartReader, *, step: int) -> None:
-        """Replaces all rows with the rows of any number of shards. An error is raised on all trainers."""
+        """Makes all servers replace their rows with saved rows, which may have another number of shards.
+
+        All trainers call it, and an error of a server is raised on all of them.
+        """
         failed: GirihError | None = None
         try:
             answers(self._servers, SparseVerb.LOAD, (), (as_text(reader.to_dict()),), again=True)
