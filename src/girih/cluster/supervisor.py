@@ -31,7 +31,7 @@ class ProcessesFile:
 
     Args:
         registry: lists the processes.
-        num_trainers: the trainers that the file lists.
+        num_trainers: number of trainers, which the file lists first.
     """
 
     def __init__(self, registry: Registry, num_trainers: int) -> None:
@@ -66,7 +66,7 @@ class Supervisor:
     Args:
         registry: receives the addresses of roles. Trainers register themselves.
         failed: called once, by a thread, with the error, after all other roles were ended.
-        num_trainers: the trainers that ``processes.json`` lists.
+        num_trainers: number of trainers in ``processes.json``.
         max_restarts: how often each process of a role may restart.
         may_restart_all: called by a thread when a process failed. True if all trainers restart, so that the run goes
             on.
@@ -175,11 +175,14 @@ class Supervisor:
         return bool(matches) and all(handle.address and handle.status() is None for handle in matches)
 
     def killed_for_all(self) -> list[Handle]:
-        """Returns killed processes that restart all trainers: trainers except the first, roles with this policy."""
+        """Returns killed processes that require a restart of all trainers.
+
+        These are trainers other than the first, and processes of roles with the policy ``RELOAD_ALL``.
+        """
         return [handle for handle in list(self.handles) if self._is_for_all(handle)]
 
     def count_before_all_end(self, killed: Handle) -> None:
-        """Counts the death for which all restart, and new deaths of processes that restart alone."""
+        """Counts the death that makes all trainers restart, and other new deaths of processes that restart alone."""
         with self._lock:
             for handle in {killed, *self.handles}:
                 restarts = self._rules.policy_of(handle.name) is RestartPolicy.RESTART
@@ -224,7 +227,10 @@ class Supervisor:
         return not (status is None or expected or handle in self._ending)
 
     def _why_not_begun(self, handle: Handle) -> Exception:
-        """Returns the error for a process that does not report its address. Often another process ended before it."""
+        """Returns the error for a process that did not report its address.
+
+        If the run has failed, this is the error of the run, because this process often ended as a consequence.
+        """
         if handle not in self._ending and handle.wait(END_S) is None:
             handle.kill()
             handle.wait()

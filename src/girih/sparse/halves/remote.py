@@ -361,7 +361,7 @@ class RemoteSparse:
         return {"queues": queues, **calls_of((*self._workers, *self._servers))}
 
     def begin_save(self, writer: Storage) -> RemoteSave:
-        """Makes all servers take live snapshots, while no trainer has anything in flight."""
+        """Makes all servers take snapshots, after the updates of all trainers. Training continues during the writes."""
         self.sync()
         self._ranks.barrier()
         answers(self._servers, SparseVerb.SAVE, (), (as_text(writer.absolute().url),), again=True)
