@@ -396,7 +396,12 @@ def half_options(plan: Plan) -> dict[str, Any]:
 
 
 def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dict[str, object]:
-    """Returns the bytes that a trainer sends per step, for ``Plan.predicted``, and the milliseconds if links are calibrated."""
+    """Returns entries for ``Plan.predicted``: the bytes that a trainer sends per step, and the time of sending.
+
+    Args:
+        sent: the bytes per step.
+        seconds: the seconds per step of each kind of message. None without calibrated links; then no time is returned.
+    """
     predicted: dict[str, object] = {"bytes_per_step": round(sent.total), "bytes": asdict(sent)}
     if seconds is not None:
         by_kind = {kind: 1e3 * kind_s for kind, kind_s in seconds.items()}
@@ -405,7 +410,7 @@ def predicted_traffic(sent: Traffic, seconds: Mapping[str, float] | None) -> dic
 
 
 def predicted_exchange(facts: Facts, wire: Wire = FLOAT32) -> dict[str, object]:
-    """Returns the traffic of ``synchronous``, see :func:`predicted_traffic`; empty without a profile.
+    """Returns the result of :func:`predicted_traffic` for ``synchronous``. Without a profile, returns an empty dict.
 
     Args:
         wire: the number formats of embeddings and gradients.

@@ -73,13 +73,16 @@ class StatusTarget:
         return None if self.run is None else self.run / TARGETS
 
     def to_text(self) -> str:
-        """Serializes to JSON."""
+        """Returns the target as JSON, which :meth:`from_hello` reads."""
         run = None if self.run is None else str(self.run)
         return json.dumps({"run": run, "metrics": asdict(self.metrics)})
 
     @classmethod
     def from_hello(cls, hello: Mapping[str, object]) -> StatusTarget:
-        """Reads the target from a launcher's first message. Without one, the target is empty."""
+        """Reads the target from the launcher's first message to a process.
+
+        If the message has no target, the process writes no status file and serves no metrics.
+        """
         place = json.loads(str(hello.get("place") or "{}"))
         run, metrics = place.get("run"), place.get("metrics", {})
         return cls(None if run is None else Path(run), MetricsOptions(**metrics))

@@ -46,7 +46,13 @@ So no process overwrites segments of the other process.
 
 @dataclass
 class _LogHandle:
-    """The state of the log when this process opened it: the run's name in the log, and the last used number."""
+    """The place of this process in the log.
+
+    Attributes:
+        run: the run's name in the log.
+        epoch: the epoch that this process claimed.
+        number: the number before that of this process's next segment.
+    """
 
     run: str
     epoch: int
@@ -277,9 +283,9 @@ class Publisher(StepHook):
         self._log.write_head(self._head)
 
     def _is_open(self) -> bool:
-        """Returns whether the published state is known. If not, starts a thread that reads it.
+        """Returns whether the log is open. If not, opens it in a thread.
 
-        After a failure, a later call reads it again.
+        If this fails, a later call tries again.
         """
         if self._opened is not None:
             return True
@@ -336,9 +342,10 @@ class Publisher(StepHook):
 
 
 def _open_log(log: Log, run: Path | None) -> _LogHandle:
-    """Reads the state of the log, and claims the next free epoch. Runs in a thread.
+    """Reads the state of the log, and claims the next free epoch for this process. Runs in a thread.
 
-    Another process may have claimed an epoch but not published yet.
+    Other processes may have claimed epochs without publishing anything yet. For each of these epochs, the segment
+    numbers of this process begin 1,000 later, so that no two processes use the same number.
     """
     with in_words(log.root):
         try:
@@ -366,7 +373,7 @@ def _run_name(log: Log, directory: Path | None) -> str:
     """Returns the name of this run for followers. It stays the same after a restart."""
     path = None if directory is None else directory / PUBLISHED
     if path is not None and path.is_file():
-        # The file is damaged. A new name is enough, because a process begins with a snapshot.
+        # If the file is damaged, a new name is enough, because each process begins with a snapshot.
         with contextlib.suppress(UserError), open_file(path) as file, refusing(path, ""):
             return str(build(dict[str, str], parse(file.read()), "")["run"])
     name = uuid.uuid4().hex

@@ -28,7 +28,8 @@ class ShardsSave:
     """Snapshots of shards at one moment. Each becomes one part of a checkpoint.
 
     Args:
-        files: the name of each part, and its shard. The constructor takes a live snapshot of each shard.
+        files: the name of each part, and its shard. The constructor takes a snapshot of each shard. Training may change
+            the rows while the snapshot is written.
     """
 
     def __init__(self, writer: Storage, files: Iterable[tuple[str, Store]]) -> None:
@@ -165,7 +166,7 @@ class LocalShards:
             store.forget_pushes()
 
     def begin_save(self, writer: Storage) -> ShardsSave:
-        """Takes a live snapshot of every shard, for the parts of a checkpoint."""
+        """Takes a snapshot of every shard. The returned object writes it, while training continues."""
         return ShardsSave(writer, self.files())
 
     def knows_changes(self, since: int) -> bool:

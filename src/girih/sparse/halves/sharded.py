@@ -195,7 +195,7 @@ class ShardedHalf(ABC, Generic[Request, Read]):
         return self._shards.live()
 
     def begin_save(self, writer: Storage) -> ShardsSave:
-        """Takes a live snapshot of every shard of this process, to be written as parts of a checkpoint."""
+        """Takes a snapshot of every shard of this process. The returned object writes it, while training continues."""
         return self._shards.begin_save(writer)
 
     def knows_changes(self, since: int) -> bool:
