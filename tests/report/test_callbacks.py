@@ -102,7 +102,7 @@ def test_mlflow_s_file_store_holds_what_was_logged(tmp_path, monkeypatch, capsys
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own future
         mlflow.set_tracking_uri((tmp_path / "store").as_uri())
-        callback = MLflow({"lr": 0.5})
+        callback = MLflow({"lr": 0.5, "note": "x" * 6001})
         callback.on_plan({"strategy": "local"})
         callback.on_plan({"strategy": "local"})  # the run is scaled
         callback.on_metrics(line(10, 0.75) | {"hit_rate": None})
@@ -115,7 +115,8 @@ def test_mlflow_s_file_store_holds_what_was_logged(tmp_path, monkeypatch, capsys
         client = mlflow.MlflowClient()
         logged = client.get_run(named)
         assert logged.info.status == "FINISHED"
-        assert logged.data.params == {"lr": "0.5", "strategy": "local"}
+        shown = "x" * 5997 + "..."  # a value that is cut says so
+        assert logged.data.params == {"lr": "0.5", "strategy": "local", "note": shown}
         assert logged.data.metrics == {
             "train/loss": 0.75, "train/samples_per_s": 1e4, "valid/auc": 0.875, "final/auc": 0.9,
         }  # fmt: skip

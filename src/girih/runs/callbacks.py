@@ -164,10 +164,10 @@ class MLflow(_Tracker):
             )
         params: dict[str, str] = {}
         for key, value in {**self._options, "strategy": plan["strategy"], **self._params}.items():
-            name = _mlflow_name(key)
+            name, text = _mlflow_name(key), str(value)
             while name in params:
                 name += "_"
-            params[name] = str(value)[:_MOST_IN_PARAM]
+            params[name] = text if len(text) <= _MOST_IN_PARAM else f"{text[: _MOST_IN_PARAM - 3]}..."
         items = [item for item in params.items() if item[0] not in run.data.params]
         for begin in range(0, len(items), _MOST_PARAMS):
             self._call("log_params", dict(items[begin : begin + _MOST_PARAMS]))
