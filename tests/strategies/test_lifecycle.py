@@ -115,7 +115,8 @@ def test_another_strategy_goes_on_from_a_checkpoint(runs, variant, workload):
 @pytest.mark.parametrize(("variant", "workload"), cells("tiered tiered-resumed"))
 def test_a_run_with_tiers_equals_one_in_memory(runs, variant, workload):
     tiered, memory = runs.of(variant, workload), runs.of(variant, "interrupted")
-    assert tiered.summary["hit_ratio"]["ssd"] > 0.02
+    # Under staleness, timing decides how many of these rows are still in memory.
+    assert tiered.summary["hit_ratio"]["ssd"] > (0 if variant.unequal else 0.02)
     assert tiered.summary["lost_updates"] == memory.summary["lost_updates"] == 0
     for name in ("steps", "num_rows"):
         assert tiered.summary[name] == memory.summary[name]
