@@ -28,7 +28,6 @@ from girih.kernels.cpu.layout import Shard
 from girih.kernels.cpu.system import prefetch
 
 MOVES = 16
-_AT_ONCE = 128
 _SLOTS_OF_LINE = 8
 _TAG_MASK = (1 << at.TAG_BITS) - 1
 _ROW_MASK = (1 << 32) - 1
@@ -103,38 +102,17 @@ def guess(shard: Shard, tag: Any) -> Any:
 
 
 @njit_lean
-def prefetch_home(shard: Shard, key_id: Any, table: Any) -> None:
-    """Prefetches the slot at which a key's probe begins."""
-    slots, home, _ = home_of(shard, tag_of(key_id, table))
+def prefetch_home(shard: Shard, tag: Any) -> None:
+    """Prefetches the slot at which the probe of a tag begins."""
+    slots, home, _ = home_of(shard, tag)
     prefetch(slots, home)
 
 
 @njit_lean
-def guess_all(shard: Shard, ids: I64, tables: I32, tags: I32, rows: I32) -> None:
-    """Writes the tag of every key, int32[U], and the row that :func:`guess` returns, int32[U].
-
-    Works in two passes. The first pass has no branches. In the second pass, cache misses overlap.
-    """
-    num_keys = ids.shape[0]
-    for i in range(num_keys):
+def tag_all(ids: I64, tables: I32, tags: I32) -> None:
+    """Writes the tag of every key, int32[U]. A loop without branches computes several hashes at the same time."""
+    for i in range(ids.shape[0]):
         tags[i] = tag_of(ids[i], tables[i])
-    shift = shard.state[at.INDEX_SHIFT]
-    if shard.state[at.GROWING] == 0:
-        for first in range(0, num_keys, _AT_ONCE):
-            last = min(first + _AT_ONCE, num_keys)
-            for i in range(first, last):
-                prefetch(shard.slots, np.int64(tags[i]) >> shift)
-            for i in range(first, last):
-                tag = np.int64(tags[i])
-                rows[i] = _first_tagged(shard.slots, tag >> shift, tag)
-        return
-    for first in range(0, num_keys, _AT_ONCE):
-        last = min(first + _AT_ONCE, num_keys)
-        for i in range(first, last):
-            slots, home, _ = home_of(shard, np.int64(tags[i]))
-            prefetch(slots, home)
-        for i in range(first, last):
-            rows[i] = guess(shard, np.int64(tags[i]))
 
 
 @njit_lean

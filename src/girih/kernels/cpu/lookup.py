@@ -24,11 +24,10 @@ from girih.kernels.cpu.initial import read_initial
 from girih.kernels.cpu.jit import kernel, njit_lean
 from girih.kernels.cpu.layout import Layout, Shard
 from girih.kernels.cpu.rows import (
-    AT_ONCE,
+    ROWS_AHEAD,
     begin_state,
     drop_row,
-    prefetch_ahead,
-    prefetch_rows,
+    prefetch_row,
     read_row,
     take_row,
     write_row,
@@ -38,6 +37,7 @@ from girih.kernels.cpu.system import row_address
 
 DONE, NEED_ROWS, NEED_INDEX, NEED_LFU, REFUSE = range(5)
 _AHEAD = 24
+_SLOTS_AHEAD = 2 * ROWS_AHEAD
 _NEIGHBOURS_AHEAD = 8
 _MOST = 2**31 - 1
 
@@ -87,6 +87,35 @@ def proven_row(shard: Shard, guessed: Any, tag: Any, key_id: Any, table: Any) ->
 
 
 @njit_lean
+def guess_row(shard: Shard, tags: I32, rows: I32, i: Any, num_words: Any) -> None:
+    """Writes the first row of a key's tag to ``rows``, and prefetches the row."""
+    rows[i] = index.guess(shard, np.int64(tags[i]))
+    prefetch_row(shard, rows[i], num_words)
+
+
+@njit_lean
+def begin_guesses(shard: Shard, ids: I64, tables: I32, tags: I32, rows: I32, num_words: Any) -> None:
+    """Computes all tags, and guesses the rows of the first keys; see :func:`guess_ahead`."""
+    index.tag_all(ids, tables, tags)
+    for i in range(min(_SLOTS_AHEAD, ids.shape[0])):
+        index.prefetch_home(shard, np.int64(tags[i]))
+    for i in range(min(ROWS_AHEAD, ids.shape[0])):
+        guess_row(shard, tags, rows, i, num_words)
+
+
+@njit_lean
+def guess_ahead(shard: Shard, tags: I32, rows: I32, i: Any, num_words: Any) -> None:
+    """Works ahead of key ``i``: prefetches the slot of one key, and guesses the row of a nearer key.
+
+    So the misses of the index and of the rows overlap, which takes two thirds of the time of one pass for each.
+    """
+    if i + _SLOTS_AHEAD < tags.shape[0]:
+        index.prefetch_home(shard, np.int64(tags[i + _SLOTS_AHEAD]))
+    if i + ROWS_AHEAD < tags.shape[0]:
+        guess_row(shard, tags, rows, i + ROWS_AHEAD, num_words)
+
+
+@njit_lean
 def find_row(shard: Shard, layout: Layout, row: Any, out: F32, i: Any, in_place: Any) -> Any:
     """Returns the address of a row's columns: in the shard, or in ``out[i]``, float32[W], to which they are copied."""
     if in_place and layout.dtype == at.FLOAT32:
@@ -121,33 +150,30 @@ def read_known(
         out: float32[U, W], output for rows that are not read in place.
         addresses: int64[U], output for keys that have rows.
     """
-    index.guess_all(shard, ids, tables, tags, rows)
     num_keys = ids.shape[0]
     num_words = at.VALUES + (1 if in_place else out.shape[1])
-    prefetch_rows(shard, rows, 0, AT_ONCE, num_words)
+    tags = tags[:num_keys]
+    begin_guesses(shard, ids, tables, tags, rows, num_words)
     start = 0
     while start < num_keys:
         end, table = run_end(tables, start), np.int64(tables[start])
         listed, moment, hits = is_listed(layout, table), now[table], 0
-        # With the prefetch in a single loop, a read takes 5 % longer.
-        for first in range(start, end, AT_ONCE):
-            last = min(first + AT_ONCE, end)
-            prefetch_rows(shard, rows, first + AT_ONCE, last + AT_ONCE, num_words)
-            for i in range(first, last):
-                if listed and i + _NEIGHBOURS_AHEAD < last and rows[i + _NEIGHBOURS_AHEAD] >= 0:
-                    recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
-                row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
-                rows[i] = row
-                if row < 0:
-                    continue
-                keep_row(shard, row)
-                count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
-                shard.meta[row, at.LAST_USED] = max(np.int64(shard.meta[row, at.LAST_USED]), moment)
-                shard.meta[row, at.COUNT] = min(np.int64(shard.meta[row, at.COUNT]) + count, np.int64(_MOST))
-                if listed:
-                    recency.touch(shard, table, row)
-                hits += 1
-                addresses[i] = find_row(shard, layout, row, out, i, in_place)
+        for i in range(start, end):
+            guess_ahead(shard, tags, rows, i, num_words)
+            if listed and i + _NEIGHBOURS_AHEAD < end and rows[i + _NEIGHBOURS_AHEAD] >= 0:
+                recency.prefetch_neighbours(shard.meta, rows[i + _NEIGHBOURS_AHEAD])
+            row = np.int64(proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table))
+            rows[i] = row
+            if row < 0:
+                continue
+            keep_row(shard, row)
+            count = np.int64(counts[i]) if counts.shape[0] > 0 else 1
+            shard.meta[row, at.LAST_USED] = max(np.int64(shard.meta[row, at.LAST_USED]), moment)
+            shard.meta[row, at.COUNT] = min(np.int64(shard.meta[row, at.COUNT]) + count, np.int64(_MOST))
+            if listed:
+                recency.touch(shard, table, row)
+            hits += 1
+            addresses[i] = find_row(shard, layout, row, out, i, in_place)
         shard.tables[table, at.LOOKUPS] += end - start
         shard.tables[table, at.HITS] += hits
         if listed:
@@ -246,7 +272,7 @@ def read_new(
     num_keys = ids.shape[0]
     for i in range(start, num_keys):
         if i + _AHEAD < num_keys and rows[i + _AHEAD] < 0:
-            index.prefetch_home(shard, ids[i + _AHEAD], np.int64(tables[i + _AHEAD]))
+            index.prefetch_home(shard, index.tag_of(ids[i + _AHEAD], np.int64(tables[i + _AHEAD])))
         if rows[i] >= 0:
             continue
         key_id, table = ids[i], np.int64(tables[i])
@@ -284,10 +310,11 @@ def peek(
     addresses: I64,
 ) -> None:
     """Reads rows, or initial values if there is no row (``rows`` is -1). Changes nothing."""
-    index.guess_all(shard, ids, tables, tags, rows)
     num_keys, num_words = ids.shape[0], at.VALUES + (1 if in_place else out.shape[1])
+    tags = tags[:num_keys]
+    begin_guesses(shard, ids, tables, tags, rows, num_words)
     for i in range(num_keys):
-        prefetch_ahead(shard, rows, i, num_words)
+        guess_ahead(shard, tags, rows, i, num_words)
         table = np.int64(tables[i])
         rows[i] = proven_row(shard, np.int64(rows[i]), np.int64(tags[i]), ids[i], table)
         if rows[i] < 0:

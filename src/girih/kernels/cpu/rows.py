@@ -72,25 +72,27 @@ def noted(word: int) -> tuple[int | None, int, int]:
     return None, (word & _ROW_MASK) - 1, word >> _ROW_BITS
 
 
-AT_ONCE = 32  # rows that are prefetched together, a power of two
+ROWS_AHEAD = 32  # rows between the prefetch and the use of a row
 
 
 @njit_lean
-def prefetch_rows(shard: Shard, rows: I32, first: Any, last: Any, num_words: Any) -> None:
-    """Prefetches the first words of the rows ``rows[first:last]``. ``rows`` is int32[U], and ``last`` may exceed U.
-
-    Each block of rows is requested before the previous block is used. If no row is in a cache, single requests between
-    uses would be a third slower.
-    """
-    for i in range(first, min(last, rows.shape[0])):
-        prefetch_words(row_address(shard.values, rows[i]), num_words)
+def prefetch_row(shard: Shard, row: Any, num_words: Any) -> None:
+    """Prefetches the first words of a row. The number may be -1."""
+    prefetch_words(row_address(shard.values, row), num_words)
 
 
 @njit_lean
 def prefetch_ahead(shard: Shard, rows: I32, i: Any, num_words: Any) -> None:
-    """Prefetches the rows of the next block, if a block of ``rows`` begins at ``i``."""
-    if i & (AT_ONCE - 1) == 0:
-        prefetch_rows(shard, rows, i + AT_ONCE if i > 0 else 0, i + 2 * AT_ONCE, num_words)
+    """Prefetches the row that is used :data:`ROWS_AHEAD` places after place ``i`` of ``rows``, int32[U].
+
+    Rows are requested one by one. If 32 rows were requested together, some processors would wait for free line buffers,
+    and an update of rows in memory would take twice as long (decision 0086).
+    """
+    if i == 0:
+        for first in range(min(ROWS_AHEAD, rows.shape[0])):
+            prefetch_row(shard, rows[first], num_words)
+    if i + ROWS_AHEAD < rows.shape[0]:
+        prefetch_row(shard, rows[i + ROWS_AHEAD], num_words)
 
 
 @njit_lean
