@@ -194,7 +194,7 @@ class Calls(ExitStack):
         self._endpoint = endpoint
 
     def call(self, kind, fields=(), arrays=()):
-        reply = Reply("in this process", kind)
+        reply = Reply("in this process", kind, lambda _, timeout_s: timeout_s)
         answered = self._endpoint.ask(Frame(kind, tuple(fields), tuple(arrays)), client=1)
         if answered is None:
             reply.finish(RemoteError("waits for others"))
@@ -248,7 +248,7 @@ def a_loader(stack, path):
     data = replace(girih.read_parquet(path / "log.parquet", SCHEMA, batch_size=4), read_ahead=2)
 
     def call(kind, *words):
-        reply = Reply("in this process", kind)
+        reply = Reply("in this process", kind, lambda _, timeout_s: timeout_s)
         reply.finish(Frame(kind, (1,)))
         return reply
 

@@ -99,7 +99,7 @@ class Worker:
         self.calls = []
 
     def call(self, kind, fields, arrays):
-        self.calls.append((kind, fields, Reply("worker", kind)))
+        self.calls.append((kind, fields, Reply("worker", kind, lambda _, timeout_s: timeout_s)))
         return self.calls[-1][2]
 
 

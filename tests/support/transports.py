@@ -190,7 +190,7 @@ class TransportSuite(BreakSuite):
             held = other.call(SLOW, (2,))
             packed = PackedFrame(Frame(ECHO, (3,)))
             packed._counts = 1, 257
-            call = Reply(client.address, ECHO)
+            call = Reply(client.address, ECHO, lambda _, timeout_s: timeout_s)
             with client._session.lock:
                 client._send(call, packed)
             with pytest.raises(WireTimeout, match="no lasting connection"):

@@ -1,12 +1,15 @@
 """The client side: calls from any thread.
 
-The calling thread sends its call. The client's thread connects and reconnects, receives replies, finishes calls and
-runs callbacks.
+The calling thread sends its call. A thread that waits for its reply receives all replies meanwhile, because a change of
+thread takes longer than an empty call. While no thread waits, the client's thread receives them. The receiving thread
+finishes calls and runs callbacks. The client's thread also connects and reconnects.
 """
 
 from __future__ import annotations
 
 import logging
+import select
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -15,24 +18,28 @@ from typing import Any, Final
 from numpy.typing import DTypeLike, NDArray
 
 from girih.comm.rpc.frames import Frame, Header, PackedFrame, Status, unpack
-from girih.comm.rpc.poller import LINGER_S, Poller, SessionLink
+from girih.comm.rpc.poller import IN, LINGER_S, Poller, SessionLink
 from girih.comm.rpc.transport import Connection, ConnectionLost, Dialer, Hello, Welcome
 from girih.errors import Lost, RemoteError, WireError, WireTimeout
 from girih.telemetry.busy import waiting
 
 
 class Reply(Future[Frame]):
-    """The future answer to one call. The client's thread runs callbacks, so they must be quick.
+    """The future answer to one call. The receiving thread runs callbacks, so they must be quick.
+
+    Args:
+        receive: ``receive(reply, timeout_s)`` may receive replies until this reply is done. It returns the rest of the time.
 
     Attributes:
         address, kind: the server and the kind of the call.
         made_s: the time of the call.
     """
 
-    def __init__(self, address: str, kind: int) -> None:
+    def __init__(self, address: str, kind: int, receive: Receive) -> None:
         super().__init__()
         self.address, self.kind = address, kind
         self.made_s = time.monotonic()
+        self._receive = receive
 
     def wait(self, timeout_s: float | None = None) -> Frame:
         """Returns the answer. Its arrays are read-only views of the received memory.
@@ -54,17 +61,17 @@ class Reply(Future[Frame]):
 
     def result(self, timeout: float | None = None) -> Frame:
         """See :class:`Future`. The wait does not count as busy time."""
-        if self.done():
-            return super().result()
-        with waiting():
-            return super().result(timeout)
+        if not self.done():
+            with waiting():
+                return super().result(self._receive(self, timeout))
+        return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """See :class:`Future`. The wait does not count as work."""
-        if self.done():
-            return super().exception()
-        with waiting():
-            return super().exception(timeout)
+        if not self.done():
+            with waiting():
+                return super().exception(self._receive(self, timeout))
+        return super().exception()
 
     def add_done_callback(self, fn: Callable[[Future[Frame]], object]) -> None:
         """Calls ``fn`` when the reply is done. Then drops ``fn``, which may refer to this reply and its arrays."""
@@ -72,19 +79,23 @@ class Reply(Future[Frame]):
         super().add_done_callback(lambda reply: held.pop()(reply))
 
     def finish(self, result: Frame | Exception) -> None:
-        """Sets the result. The client's thread calls it once."""
+        """Sets the result. The receiving thread calls it once."""
         if isinstance(result, Exception):
             self.set_exception(result)
         else:
             self.set_result(result)
 
 
+Receive = Callable[[Reply, float | None], float | None]
 _LOG = logging.getLogger(__name__)
 _HANDSHAKE_S: Final = 5.0
 _LEAST_PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 0.25
 _GONE_S: Final = 0.5  # a server counts as dead after refusing connections for this time
 _LASTING_S: Final = 1.0
+_LOOK_S: Final = (
+    0.1  # the longest time in which a receiving caller does not notice that the client was closed
+)
 _MOST_UNACKNOWLEDGED_BYTES: Final = 1 << 22  # replies whose memory the server still holds
 
 
@@ -124,6 +135,8 @@ class Client(Poller):
         self._unacknowledged_bytes = 0
         self._pause_s = 0.0  # before the next attempt to connect
         self._connected_s = 0.0
+        self._receiving = threading.Lock()  # the thread that holds it receives messages
+        self._broken: Exception | None = None  # why the receiving thread could not go on
         self._useful_s = time.monotonic()  # time of the last useful connection
         self._thread.start()
 
@@ -136,7 +149,7 @@ class Client(Poller):
             WireError: the frame is beyond the limits, or the client is closed.
         """
         packed = PackedFrame(Frame(kind, tuple(fields), tuple(arrays)))
-        reply = Reply(self.address, kind)
+        reply = Reply(self.address, kind, self._receive_until)
         with self._session.lock:
             if self._closing:
                 raise WireError(f"{self.address}: kind {kind}: the connection was closed on this side")
@@ -161,6 +174,7 @@ class Client(Poller):
         if self._session.connection is None:
             self._connect()
         else:
+            self._wait(None)
             self._receive(self._session.connection)
 
     def _on_readable(self, session: SessionLink) -> None:
@@ -170,7 +184,11 @@ class Client(Poller):
         with self._session.lock:
             self._session.send_status(Status.GOODBYE)
             replies = [*self._waiting.values(), *self._unsent]
+        # A caller may wait for the file that is closed now. It notices this soon, unless it runs this method's caller.
+        waited = self._receiving.acquire(timeout=2 * _LOOK_S)
         self._detach(self._session, LINGER_S)
+        if waited:
+            self._receiving.release()
         self._fail(replies, WireError, why)
 
     def _connect(self) -> None:
@@ -217,21 +235,72 @@ class Client(Poller):
         self._waiting[self._session.send(Status.REQUEST, 0, packed)] = reply
 
     def _receive(self, connection: Connection) -> None:
-        """Waits for messages, then takes all of them."""
-        self._wait(None)
+        """Receives on the client's thread, unless another thread does."""
+        if not self._receiving.acquire(blocking=False):
+            return
         try:
-            while not self._closing and (parts := connection.receive()) is not None:
-                header, frame = unpack(parts)
-                del parts  # so that a waiting thread can free this memory before the next message arrives
-                self._handle_message(header, frame)
-                del frame
-        except WireError as error:
+            self._take_all(connection)
+        finally:
+            self._receiving.release()
+        error, self._broken = self._broken, None
+        if error is not None:
+            if not isinstance(error, WireError):
+                raise error
             self.num_damaged += not isinstance(error, ConnectionLost)
             _LOG.debug("%s: %s", self.address, error)
             if not self._pause_s or time.monotonic() - self._connected_s > _LASTING_S:  # it was useful
                 self._useful_s = time.monotonic()
             self._detach(self._session)
             self._give_up(error)
+
+    def _receive_until(self, reply: Reply, timeout_s: float | None) -> float | None:
+        """Receives on the calling thread until a reply is done, unless another thread does. Returns the rest of the time.
+
+        If the connection breaks, the client's thread goes on.
+        """
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        session = self._session
+        if not self._receiving.acquire(blocking=False):
+            return timeout_s
+        try:
+            with session.lock:
+                connection = session.connection
+                session.lent = connection is not None
+                self._watch(session, session.events & ~IN)
+            if connection is not None:
+                self._take_until(reply, connection, end_s)
+        finally:
+            with session.lock:
+                session.lent = False
+                self._watch(session, session.events | IN)
+            self._receiving.release()
+            if self._broken is not None:
+                self._wakeup.ask()
+        return None if end_s is None else max(0.0, end_s - time.monotonic())
+
+    def _take_until(self, reply: Reply, connection: Connection, end_s: float | None) -> None:
+        files = select.poll()
+        files.register(connection, select.POLLIN)
+        while not (reply.done() or self._closing or self._broken):
+            left_s = _LOOK_S if end_s is None else min(_LOOK_S, end_s - time.monotonic())
+            if left_s <= 0:
+                return
+            if files.poll(1e3 * left_s):
+                self._take_all(connection)
+
+    def _take_all(self, connection: Connection) -> None:
+        """Handles all messages that have arrived. The caller holds the lock for receiving."""
+        try:
+            while self._broken is None and not self._closing and (parts := connection.receive()) is not None:
+                header, frame = unpack(parts)
+                del parts  # so that a waiting thread can free this memory before the next message arrives
+                self._handle_message(header, frame)
+                del frame
+        except Exception as error:
+            self._broken = error
+        except BaseException:  # a signal's handler raised it on the caller's thread; the stream may be amid a message
+            self._broken = ConnectionLost("a receiving thread was interrupted")
+            raise
 
     def _handle_message(self, header: Header, frame: Frame) -> None:
         self._pause_s = 0.0

@@ -67,6 +67,8 @@ class SessionLink(RpcSession):
 
     Attributes:
         connection: the connection, or None while it is broken. ``lost_s`` is the time at which it broke.
+        events: the events of the connection that the poller's thread waits for: IN, OUT, both, or 0.
+        lent: True while another thread receives.
     """
 
     def __init__(self, number: int, stuck: Callable[[SessionLink], None]) -> None:
@@ -74,6 +76,7 @@ class SessionLink(RpcSession):
         self.lock = threading.Lock()
         self.connection: Connection | None = None
         self.lost_s = time.monotonic()
+        self.events, self.lent = 0, False
         self._stuck = stuck
 
     def send(self, status: int, request: int, packed: PackedFrame) -> int:
@@ -178,13 +181,24 @@ class Poller(ABC):
         if mask & IN:
             self._on_readable(session)
 
+    def _watch(self, session: SessionLink, events: int) -> None:
+        """Waits for these events from now on. The caller holds the session's lock."""
+        connection, before = session.connection, session.events
+        if connection is None or events == before:
+            return
+        if not events:
+            self._selector.unregister(connection)
+        elif before:
+            self._selector.modify(connection, events, partial(self._handle, session))
+        else:
+            self._selector.register(connection, events, partial(self._handle, session))
+        session.events = events
+
     def _flush(self, session: SessionLink) -> None:
         """Continues to send. If a rest is left, the thread continues when the file is writable."""
         with session.lock:
             flushed = session.flush()
-            if session.connection is not None:
-                wanted = IN if flushed else IN | OUT
-                self._selector.modify(session.connection, wanted, partial(self._handle, session))
+            self._watch(session, (0 if session.lent else IN) | (0 if flushed else OUT))
         if flushed:
             self._on_readable(session)  # messages may have arrived while reading was paused
 
@@ -194,16 +208,16 @@ class Poller(ABC):
 
     def _attach(self, session: SessionLink, connection: Connection, received: int) -> None:
         """Continues a session over a connection. The caller holds the session's lock."""
-        self._selector.register(connection, IN, partial(self._handle, session))
         session.attach(connection, received)
+        self._watch(session, IN)
 
     def _detach(self, session: SessionLink, linger_s: float = 0.0) -> None:
         """Closes the connection of a session."""
         with session.lock:
+            self._watch(session, 0)
             connection, session.connection = session.connection, None
             session.lost_s = time.monotonic()
         if connection is not None:
-            self._selector.unregister(connection)
             connection.close(linger_s)
 
     def _buffer(self, session: SessionLink, dtype: DTypeLike, *shape: int) -> NDArray[Any]:

@@ -172,9 +172,10 @@ class Server(Poller):
         self._wait(0.0 if self._ready else _TIDY_S)
         while self._greedy:
             self._drop_greedy(self._greedy.popleft())
-        for _ in range(_MOST_AT_ONCE):
-            if self._ready and not self._closing:
-                self._receive(self._ready.popleft())
+        handled = 0
+        while self._ready and handled < _MOST_AT_ONCE and not self._closing:
+            self._receive(self._ready.popleft())
+            handled += 1
 
     def _end(self, why: str) -> None:
         end_s = time.monotonic() + LINGER_S
@@ -284,7 +285,7 @@ class Server(Poller):
         with peer.lock:
             if peer.connection is None or peer.kept_bytes <= _MOST_UNSENT_BYTES or peer.flush():
                 return False
-            self._selector.modify(peer.connection, OUT, partial(self._handle, peer))
+            self._watch(peer, OUT)
         return True
 
     def _drop_greedy(self, peer: SessionLink) -> None:

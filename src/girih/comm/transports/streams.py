@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from girih.comm.rpc.frames import MOST_ARRAYS, MOST_BYTES, Part
+from girih.comm.rpc.frames import MOST_ARRAYS, MOST_BYTES, OWN_PART_BYTES, Part
 from girih.comm.rpc.transport import ConnectionLost
 from girih.comm.transports.tls import SecureSocket
 from girih.errors import WireError
@@ -48,6 +48,7 @@ class SocketStream:
         self._buffers = buffers
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0  # the bytes in the scratch
+        self._is_drained = False  # True if the last read took all bytes that had arrived
         self._parts: list[Part] = []  # parts of the message that is being received
         self._messages = self._read_messages()
 
@@ -99,52 +100,70 @@ class SocketStream:
 
     def _read_messages(self) -> Iterator[bool]:
         """Yields True when ``_parts`` is a whole message, and False when no more bytes have arrived."""
-        head = memoryview(bytearray(_HEAD.size))
         while True:
-            yield from self._fill(head)
-            sign, num_parts = _HEAD.unpack(head)
+            yield from self._gather(_HEAD.size)
+            sign, num_parts = _HEAD.unpack_from(self._scratch, self._start)
             if sign != _SIGN or num_parts > _MOST_PARTS:
                 raise WireError(
                     f"{sign!r} and {num_parts} parts; expected {_SIGN!r} and at most {_MOST_PARTS} parts"
                 )
-            packed_sizes = bytearray(8 * num_parts)
-            yield from self._fill(memoryview(packed_sizes))
-            sizes = struct.unpack(f"<{num_parts}Q", packed_sizes)
+            yield from self._gather(_HEAD.size + 8 * num_parts)
+            sizes = struct.unpack_from(f"<{num_parts}Q", self._scratch, self._start + _HEAD.size)
+            self._start += _HEAD.size + 8 * num_parts
             if sum(sizes) > _MOST_MESSAGE_BYTES:
                 raise WireError(f"a message of {sum(sizes):,} bytes; at most {_MOST_MESSAGE_BYTES:,}")
             for size in sizes:
-                self._parts.append(self._buffers.take(np.uint8, size))
-                yield from self._fill(self._parts[-1].data)
+                if size < OWN_PART_BYTES:
+                    yield from self._gather(size)
+                    self._parts.append(np.frombuffer(bytes(self._take(size)), np.uint8))
+                else:
+                    self._parts.append(self._buffers.take(np.uint8, size))
+                    yield from self._fill(self._parts[-1].data)
             yield True
+
+    def _take(self, most: int) -> memoryview:
+        """Returns received bytes from the scratch, at most a number. They are valid until the next read."""
+        taken = self._scratch[self._start : min(self._start + most, self._end)]
+        self._start += len(taken)
+        return taken
+
+    def _gather(self, num_bytes: int) -> Iterator[bool]:
+        """Waits until the scratch has a number of bytes. Yields False each time that no bytes have arrived."""
+        while self._end - self._start < num_bytes:
+            if self._is_drained:
+                self._is_drained = False
+                yield False
+                continue
+            rest = bytes(self._scratch[self._start : self._end])
+            self._scratch[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+            self._end += self._read(self._scratch[len(rest) :])
 
     def _fill(self, wanted: memoryview) -> Iterator[bool]:
         """Fills memory with received bytes. Yields False each time that no bytes have arrived."""
+        taken = self._take(len(wanted))
+        wanted[: len(taken)] = taken
+        wanted = wanted[len(taken) :]
         while wanted:
-            if self._end > self._start:
-                num_bytes = min(self._end - self._start, len(wanted))
-                wanted[:num_bytes] = self._scratch[self._start : self._start + num_bytes]
-                self._start += num_bytes
-            elif len(wanted) < _SCRATCH_BYTES:
-                self._start, self._end = 0, self._read(self._scratch)
-                num_bytes = 0
-                if not self._end:
-                    yield False
+            if self._is_drained:
+                self._is_drained = False
+                yield False
             else:
-                num_bytes = self._read(wanted)
-                if not num_bytes:
-                    yield False
-            wanted = wanted[num_bytes:]
+                wanted = wanted[self._read(wanted) :]
 
     def _read(self, into: memoryview) -> int:
         """Reads received bytes into a buffer. Returns their number."""
         try:
             num_bytes = self.socket.recv_into(into)
         except BlockingIOError:
+            self._is_drained = True
             return 0
         except OSError as error:
             raise ConnectionLost(f"cannot receive: {error}") from error
         if not num_bytes:
             raise ConnectionLost("the other side closed the connection")
+        # TLS may have more bytes than it returned.
+        self._is_drained = num_bytes < len(into) and isinstance(self.socket, socket.socket)
         return num_bytes
 
 
