@@ -69,6 +69,7 @@ BYTES = {
     "most at rest": "{:.1f}",
     "most growing": "{:.1f}",
 }
+SPEEDS = "Speed: usual steps, all keys known, uniform"
 SPEED = {
     "rows": "{:,}",
     "step ms": "{:.2f}",
@@ -114,25 +115,34 @@ def main() -> None:
             report.table("The longest usual steps, and where their time went", LONGEST),
             report.table(f"Bytes a row, dim {options.dim}, {options.dtype}, {options.optimizer}", BYTES),
         )
+        all_stores = "speed" in options.only and not report.has(SPEEDS)
         for rows in fitting(options, report):
+            is_kept = in_memory.has({"rows": rows})
+            if is_kept and not all_stores:
+                continue
             stores.append(filled(options, rows, Heap()))
-            for table, found in zip((pauses, longest, in_memory), figures(stores[-1], options), strict=True):
-                add(table, found, rows=rows, arena="heap")
-    if "speed" in options.only:
-        table = report.table("Speed: usual steps, all keys known, uniform", SPEED)
-        add(table, speeds(stores, options))
+            if is_kept:
+                continue
+            with report.group():
+                for table, found in zip(
+                    (pauses, longest, in_memory), figures(stores[-1], options), strict=True
+                ):
+                    add(table, found, rows=rows, arena="heap")
+        if all_stores:
+            with report.group():
+                add(report.table(SPEEDS, SPEED), speeds(stores, options))
     for watch, _, _ in stores:
         watch.store.close()
     stores.clear()
-    if "lru" in options.only:
+    if "lru" in options.only and not report.has("LRU: "):
         add(report.table("LRU: all ids new, always", LRU_COLUMNS), [under_new_ids(options)])
-    if "file" in options.only:
+    if "file" in options.only and not report.has("Arena in a file"):
         in_a_file(options, report)
     report.finish()
 
 
 def arguments() -> argparse.Namespace:
-    parser = harness.parser("capacity", __doc__)
+    parser = harness.parser("capacity", __doc__, resumes=True)
     parser.add_argument("--rows", type=int, nargs="+", help="of each store; 1, 10, 100 million, or what fits")
     parser.add_argument("--dim", type=int, default=8)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
@@ -354,8 +364,9 @@ def in_a_file(options: argparse.Namespace, report: harness.Report) -> None:
         )
         found = figures(store, options)
         found[2][0]["on disk"] = path.stat().st_blocks * 512 / options.file_rows
-        for table, lines in zip(tables, found, strict=True):
-            add(table, lines, rows=options.file_rows, arena="file")
+        with report.group():
+            for table, lines in zip(tables, found, strict=True):
+                add(table, lines, rows=options.file_rows, arena="file")
         store[0].store.close()
 
 

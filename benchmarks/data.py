@@ -39,7 +39,7 @@ Scan = Callable[[str], Iterable[Any]]
 
 
 def main() -> None:
-    parser = harness.parser("data", __doc__)
+    parser = harness.parser("data", __doc__, resumes=True)
     parser.add_argument("--rows", type=int, default=3 << 20, help="of the first file; others have fewer")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=list(SHARES), choices=list(SHARES))
@@ -54,14 +54,17 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         for kind in arguments.only:
+            if report.has(reading.TITLE if kind == "training" else f"{kind}: "):
+                continue
             num_rows = max(BATCH, round(arguments.rows * SHARES[kind]))
             path = Path(folder, kind)
             write(kind, num_rows, path)
-            if kind == "training":
-                ordered, shuffled = (dataset(kind, path, shuffle=shuffle) for shuffle in (False, True))
-                reading.in_training(report, ordered, shuffled, max(1, arguments.repeats // 2))
-            else:
-                compare(report, kind, num_rows, path, arguments.repeats)
+            with report.group():
+                if kind == "training":
+                    ordered, shuffled = (dataset(kind, path, shuffle=shuffle) for shuffle in (False, True))
+                    reading.in_training(report, ordered, shuffled, max(1, arguments.repeats // 2))
+                else:
+                    compare(report, kind, num_rows, path, arguments.repeats)
             path.unlink()
     report.finish()
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import harness
@@ -62,20 +62,20 @@ def main() -> None:
     }
     say_differences(report)
     if options.only in (None, "cases"):
-        rates = {n: random_lines_per_s(n, options.memory_bytes) for n in options.threads}
-        for number, rate in rates.items():
-            tell(f"memory, {number} threads: {rate / 1e6:.0f} million random cache lines a second")
-        table = report.table(
-            f"Sparse half: {FEATURES} features × {options.batch:,} examples; "
-            + ", ".join(f"{n} threads: {rate / 1e6:.0f} M random lines/s" for n, rate in rates.items()),
-            COLUMNS,
-        )
+        table = report.table(f"Sparse half: {FEATURES} features × {options.batch:,} examples", COLUMNS)
+        rates = line_rates(report, options)
         pairs = list(itertools.product(options.optimizers, options.dims))
         if not (options.quick or options.full or options.chosen):
             pairs.append(("adagrad", options.dims[0]))  # torch's sparse optimizer, beside all others
         for optimizer, dim in pairs:
-            for row in cases(optimizer, dim, options, peers, rates):
-                table.row(row)
+            missing = [
+                case for case in itertools.product(options.ids, options.bag)
+                if not table.has({"optimizer": optimizer, "D": dim, "ids": case[0], "bag": case[1]})
+            ]  # fmt: skip
+            for rows in cases(optimizer, dim, missing, options, peers, rates) if missing else ():
+                with report.group():
+                    for row in rows:
+                        table.row(row)
         best_of_threads(report, table)
     if options.only in (None, "features"):
         features_curve(report, options, peers)
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = harness.parser("kernels", __doc__)
+    parser = harness.parser("kernels", __doc__, resumes=True)
     parser.add_argument("--dims", type=int, nargs="+")
     parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), metavar="NAME")
     parser.add_argument("--ids", nargs="+", choices=["zipf", "clipped", "uniform"])
@@ -134,14 +134,25 @@ def say_differences(report: harness.Report) -> None:
         report.not_identical(what)
 
 
+def line_rates(report: harness.Report, options: argparse.Namespace) -> dict[int, float]:
+    """Random cache lines per second by threads, the same for all rows."""
+    table = report.table("Random cache lines from memory", {"threads": "{}", "M lines/s": "{:.0f}"})
+    for number in options.threads:
+        if not table.has({"threads": number}):
+            rate = random_lines_per_s(number, options.memory_bytes)
+            table.row({"threads": number, "M lines/s": rate / 1e6})
+    return {row["threads"]: 1e6 * row["M lines/s"] for row in table.rows}
+
+
 def cases(
     optimizer: str,
     dim: int,
+    missing: Sequence[tuple[str, int]],
     options: argparse.Namespace,
     peers: Mapping[str, bool],
     rates: Mapping[int, float],
-) -> list[dict[str, Any]]:
-    """All kinds of ids and bags over one set of filled tables."""
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each missing kind of ids and bag, over one set of filled tables."""
     sides = {("girih packed", n): sparse_sides.Packed for n in options.threads}
     sides |= {("girih.nn.EmbeddingBag", n): sparse_sides.Module for n in options.threads}
     sides |= {("girih.nn.EmbeddingBagCollection", n): sparse_sides.Collection for n in options.threads}
@@ -163,12 +174,10 @@ def cases(
     for name, make in makers.items():
         side = make(shape, dim, optimizer)
         made |= {(name, n): side for n in options.threads}
-    found = []
-    for kind, bag in itertools.product(options.ids, options.bag):
-        found += one_case(optimizer, dim, kind, bag, shape, made, options, rates)
+    for kind, bag in missing:
+        yield one_case(optimizer, dim, kind, bag, shape, made, options, rates)
     for side in made.values():
         side.close()
-    return found
 
 
 def one_case(
@@ -234,6 +243,7 @@ def best_of_threads(report: harness.Report, table: harness.ResultTable) -> None:
             "nn.EmbeddingBag": "{:.2f}",
         },
     )
+    summary.rows.clear()
     best: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in table.rows:
         steps = best.setdefault(tuple(row[name] for name in columns), {})

@@ -32,8 +32,8 @@ MEASURED = ("version", *STRATEGIES)
 
 def main() -> None:
     """Prints a row for each checkout and strategy."""
-    parser = harness.parser("start", __doc__)
-    parser.add_argument("--trees", type=Path, nargs="+", default=[Path(__file__).resolve().parents[1]])
+    parser = harness.parser("start", __doc__, resumes=True)
+    parser.add_argument("--trees", type=Path, nargs="+", default=[harness.ROOT])
     parser.add_argument("--strategies", nargs="+", choices=MEASURED, default=["version", "local", "hybrid"])
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -47,13 +47,21 @@ def main() -> None:
         titles = ("seconds until", *PHASES, "end", "processor time")
         table = report.table("start", {"tree": "{}", "what": "{}", **dict.fromkeys(titles[1:], "{:.2f}")})
         for strategy in options.strategies:
+            if table.has({"what": strategy}):
+                continue
             command = _command(strategy, options.trainers)
-            contestants = {str(tree): _contestant(tree.resolve(), command, place) for tree in options.trees}
-            for tree, measured in harness.alternate(contestants, options.rounds, warmup=1).items():
-                medians = [harness.median_part(measured, part) for part in range(len(titles) - 1)]
-                values = [None if value != value else value for value in medians]
-                table.row({"tree": tree, "what": strategy, **dict(zip(titles[1:], values, strict=True))})
+            contestants = {_name(tree): _contestant(tree.resolve(), command, place) for tree in options.trees}
+            times = harness.alternate(contestants, options.rounds, warmup=1)
+            with report.group():
+                for tree, measured in times.items():
+                    medians = [harness.median_part(measured, part) for part in range(len(titles) - 1)]
+                    values = [None if value != value else value for value in medians]
+                    table.row({"tree": tree, "what": strategy, **dict(zip(titles[1:], values, strict=True))})
     report.finish()
+
+
+def _name(tree: Path) -> str:
+    return "this checkout" if tree == harness.ROOT else str(tree)
 
 
 def _command(strategy: str, trainers: int) -> list[str]:

@@ -35,7 +35,7 @@ from girih.store.tiers.tiered_values import TieredValues
 
 
 def main() -> None:
-    parser = harness.parser("tiers", __doc__)
+    parser = harness.parser("tiers", __doc__, resumes=True)
     parser.add_argument("--rows", type=int, default=20_000, help="of each feature's table")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=2048)
@@ -50,8 +50,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of each turn")
     options = parser.parse_args()
     report = harness.Report("tiers", options)
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        measure(report, options, directory)
+    if not report.tables:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory, report.group():
+            measure(report, options, directory)
     report.finish()
 
 

@@ -30,7 +30,7 @@ FEATURES, BATCH, WARMUP = 26, 4096, 1
 
 
 def main() -> None:
-    parser = harness.parser("train", __doc__)
+    parser = harness.parser("train", __doc__, resumes=True)
     parser.add_argument("--models", nargs="+", default=["dlrm", "deepfm"], choices=["dlrm", "deepfm"])
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--bag", type=int, nargs="+", default=[1, 10], help="ids a bag")
@@ -66,8 +66,8 @@ def main() -> None:
         },
     )  # fmt: skip
     for model, dim in itertools.product(options.models, options.dims):
-        for row in rows_of(model, dim, options, report, peers):
-            table.row(row)
+        if any(not table.has({"model": model, "D": dim, "bag": bag}) for bag in options.bag):
+            add_rows(table, model, dim, options, report, peers)
     report.finish()
 
 
@@ -90,9 +90,14 @@ def say_differences(report: harness.Report) -> None:
         report.not_identical(what)
 
 
-def rows_of(
-    model: str, dim: int, options: argparse.Namespace, report: harness.Report, peers: Mapping[str, bool]
-) -> list[dict[str, object]]:
+def add_rows(
+    table: harness.ResultTable,
+    model: str,
+    dim: int,
+    options: argparse.Namespace,
+    report: harness.Report,
+    peers: Mapping[str, bool],
+) -> None:
     """All bags and precisions of one model over one set of filled tables."""
     print(f"{model}, D = {dim}", file=sys.stderr, flush=True)
     shape = Shape(FEATURES, options.batch, options.rows)
@@ -106,8 +111,9 @@ def rows_of(
         sides["TorchRec tables"] = train_sides.TorchRecTables(task)
         if model == "dlrm":
             sides["TorchRec DLRM"] = train_sides.TorchRecDLRM(task)
-    found: list[dict[str, object]] = []
     for bag in options.bag:
+        if table.has({"model": model, "D": dim, "bag": bag}):
+            continue
         bags = Shape(FEATURES, options.batch, options.rows, bag)
         batches = make_batches(bags, options.steps * (WARMUP + options.rounds), options.zipf)
         contestants = {
@@ -119,10 +125,11 @@ def rows_of(
             side = deepctr(Task(model, dim, bags), report)
             contestants["DeepCTR-Torch", "float32"] = turns(side, "float32", 1, batches)
         measured = harness.alternate(contestants, options.rounds, WARMUP)
-        found += [{"model": model, "D": dim, "bag": bag, **row} for row in compared(measured, options.batch)]
+        with report.group():
+            for row in compared(measured, options.batch):
+                table.row({"model": model, "D": dim, "bag": bag, **row})
     for side in sides.values():
         side.close()
-    return found
 
 
 def turns(side: Side, precision: str, steps: int, batches: list[Batch]) -> harness.Contestant:

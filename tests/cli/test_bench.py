@@ -56,7 +56,8 @@ def test_options_are_the_benchmarks_own(tmp_path):
 @pytest.mark.parametrize("name", [pytest.param("kernels", marks=pytest.mark.heavy), "train"])
 def test_runs_without_peers_and_says_so(name, tmp_path):
     file = bench.FOLDER / f"{name}.py"
-    done = ran(file, *TINY[name], "--json", "out/found.json", cwd=tmp_path, hidden=PEERS)
+    words = (*TINY[name], "--resume", "--json", "out/found.json")
+    done = ran(file, *words, cwd=tmp_path, hidden=PEERS)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "found.json").read_text())
     assert found["benchmark"] == name
@@ -78,6 +79,8 @@ def test_runs_without_peers_and_says_so(name, tmp_path):
     else:
         assert {row["what"] for row in rows} == {"girih", "dense alone", "dense alone, girih's Replica"}
         assert all(row["samples/s"] > 0 for row in rows)
+    assert ran(file, *words, cwd=tmp_path, hidden=PEERS).returncode == 0  # which measures nothing again
+    assert json.loads((tmp_path / "out" / "found.json").read_text())["tables"] == found["tables"]
 
 
 @pytest.mark.heavy
