@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import harness
+import pages
 import sparse_sides
 import torch
 from features import features_curve, packing_table
@@ -86,6 +87,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = harness.parser("kernels", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--dims", type=int, nargs="+")
     parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), metavar="NAME")
     parser.add_argument("--ids", nargs="+", choices=["zipf", "clipped", "uniform"])
@@ -257,6 +259,107 @@ def best_of_threads(report: harness.Report, table: harness.ResultTable) -> None:
 def tell(what: str) -> None:
     """Progress, on standard error."""
     print(what, file=sys.stderr, flush=True)
+
+
+NAMES = {"rowwise_adagrad": "row-wise Adagrad", "adagrad": "Adagrad", "zipf": "Zipf"}
+"""Optimizers and kinds of ids, as pages name them."""
+CASE = ("optimizer", "D", "ids", "bag")
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    found = pages.rows(results, "Sparse half: ")
+    best = pages.rows(results, "Whole step")
+    threads = sorted({row["threads"] for row in found})
+    compared = [
+        pages.compared(
+            [row.get("FBGEMM TBE") for row in those if row["what"] == "girih packed"],
+            f"FBGEMM with {NAMES.get(of['optimizer'], of['optimizer'])}",
+            ", each at its best number of threads",
+        )
+        for of, those in pages.grouped(best, "optimizer")
+    ]
+    one = [row.get("x FBGEMM") for row in found if row["what"] == "girih packed" and row["threads"] == 1]
+    torch_ratios = [row.get("nn.EmbeddingBag") for row in best if row["what"] == "girih packed"]
+    header = (
+        "", "girih", "`girih.nn.EmbeddingBag`", "`EmbeddingBagCollection`", "FBGEMM, static tables", "× one thread", "× best",
+        "module × best", "of memory",
+    )  # fmt: skip
+    return {
+        "steps": pages.table(header, _lines(found, best, threads)),
+        "sentences": pages.sentences(
+            f"{pages.measured(results)}. Milliseconds are those of {' and '.join(map(str, threads))} threads.",
+            *compared,
+            pages.compared(one, "FBGEMM", ", both on one thread"),
+            pages.compared(
+                torch_ratios,
+                "PyTorch's `nn.EmbeddingBag(sparse=True)`",
+                ", each at its best number of threads",
+            ),
+        )
+        if found
+        else None,
+        "features": _features(results),
+        "summary": _summary(found, best, results) if found else None,
+    }
+
+
+def _lines(
+    found: Sequence[dict[str, Any]], best: Sequence[dict[str, Any]], threads: Sequence[int]
+) -> Iterator[list[str]]:
+    bests = {
+        tuple(of.values()): {row["what"]: row for row in those} for of, those in pages.grouped(best, *CASE)
+    }
+    for case, those in pages.grouped(found, *CASE):
+        by = {(row["what"], row["threads"]): row for row in those}
+        best_of = bests.get(tuple(case.values()), {})
+        one = by.get(("girih packed", 1), {})
+        optimizer, ids = (NAMES.get(case[name], case[name]) for name in ("optimizer", "ids"))
+        yield [
+            f"{optimizer}, D = {case['D']}, {ids}, {pages.bags(case['bag'])}",
+            *(
+                ", ".join(pages.shown(by.get((what, n), {}).get("step ms"), "{:.1f}") for n in threads)
+                for what in ("girih packed", "girih.nn.EmbeddingBag", "girih.nn.EmbeddingBagCollection", "FBGEMM TBE")
+            ),
+            pages.times(one.get("x FBGEMM")),
+            *(pages.times(best_of.get(what, {}).get("FBGEMM TBE")) for what in ("girih packed", "girih.nn.EmbeddingBag")),
+            pages.shown(one.get("of memory"), "{:.0%}"),
+        ]  # fmt: skip
+
+
+def _features(results: Mapping[str, Any]) -> str | None:
+    found = pages.rows(results, "Sparse half as")
+    if len(found) < 2:
+        return None
+    first, *others = found
+    costs = (
+        f"{what} costs {pages.span(row.get(column) for row in others)} times as much"
+        for what, column in (("An id", "girih, of its first"), ("With TorchRec it", "TorchRec, of its first"))
+    )
+    features = pages.span((row["features"] for row in others), "{}")
+    return (
+        f"{pages.measured(results)}. {next(costs)} with {features} features as with {first['features']}."
+        f" {next(costs)}."
+    )
+
+
+def _summary(
+    found: Sequence[dict[str, Any]], best: Sequence[dict[str, Any]], results: Mapping[str, Any]
+) -> str:
+    case = {"optimizer": "adagrad", "D": 16, "ids": "zipf", "bag": 1}
+    ms = {
+        (row["what"], row["threads"]): pages.shown(row.get("step ms"), "{:.1f}")
+        for row in found if case.items() <= row.items()
+    }  # fmt: skip
+    ours, theirs, alone = (
+        ms.get(key, "–") for key in (("girih packed", 2), ("FBGEMM TBE", 2), ("FBGEMM TBE", 1))
+    )
+    ratios = [row.get("FBGEMM TBE") for row in best if row["what"] == "girih packed"]
+    return (
+        f"- The sparse half alone (Adagrad, D = 16, Zipf ids, one id per bag, two threads): {ours} ms per step, with tables that grow."
+        f" FBGEMM takes {theirs} ms ({alone} on one thread), with static tables."
+        f" {pages.compared(ratios, 'FBGEMM', ', each at its best number of threads')} {pages.measured(results)}."
+    )
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from typing import Any
 
 import harness
 import numpy as np
+import pages
 import pyarrow as pa
 import torch
 from updates import Replay, record, schema_of
@@ -56,6 +57,7 @@ ASKING = ("parsed", "read to a batch", "predicted", "answered")
 
 def main() -> None:
     parser = harness.parser("serving", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--features", type=int, default=26)
     parser.add_argument("--numbers", type=int, default=13)
     parser.add_argument("--rows", type=int, default=100_000, help="of each table")
@@ -369,6 +371,55 @@ def read_answer(connection: socket.socket) -> bytes:
     while len(body) < length:
         body += connection.recv(1 << 16)
     return body
+
+
+AIM_MS = {"p50 ms": 2.0, "p99 ms": 10.0}
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    options, found = results["options"], pages.rows(results, "DeepFM")
+    bodies = {
+        "binary": f"all features {options['candidates']} times", "binary, shared": "half of them shared", "JSON": "all features, as JSON",
+    }  # fmt: skip
+    lines = [
+        [
+            bodies[row["body"]], row["updates"], str(row["clients"]), pages.shown(row.get("requests/s"), "{:,.0f}"),
+            *(pages.shown(row.get(name), "{:.1f}") for name in AIM_MS),
+        ]
+        for row in found
+    ]  # fmt: skip
+    header = ("request", "updates", "clients", "requests/s", "p50, ms", "p99, ms")
+    updated = next((row for row in found if row["updates"] != "none" and row["clients"] == 1), {})
+    parts = {
+        row["part"]: pages.shown(row.get("p50 ms"), "{:.1f}")
+        for row in pages.rows(results, INSIDE, body="binary")
+    }
+    return {
+        "answers": pages.paragraphs(
+            f"{pages.measured(results)}:", pages.table(header, lines), pages.sentences(
+                _aim(updated, options), f"Without HTTP, an answer takes {parts.get('all', '–')} ms, of which the prediction takes"
+                f" {parts.get('predicted', '–')} ms.",
+            ),
+        )
+    }  # fmt: skip
+
+
+def _aim(updated: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    if not updated:
+        return ""
+    verdicts = ["met" if updated[name] <= aim else "missed" for name, aim in AIM_MS.items()]
+    verdict = (
+        f"Both are {verdicts[0]}"
+        if len(set(verdicts)) == 1
+        else "The first is {}, the second is {}".format(*verdicts)
+    )
+    median, late = AIM_MS.values()
+    return (
+        f"The aim is {median:g} ms in the median, and {late:g} ms in 99 of 100 answers while updates arrive. With one client these are"
+        f" {updated['p50 ms']:.1f} and {updated['p99 ms']:.1f} ms. **{verdict}.** In {options['seconds']:g} s the server answered from"
+        f" {updated['versions']} versions."
+    )
 
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import harness
+import pages
 import pyarrow.parquet as pq
 from two_versions import CONFIG, STRATEGIES
 
@@ -33,6 +35,7 @@ MEASURED = ("version", *STRATEGIES)
 def main() -> None:
     """Prints a row for each checkout and strategy."""
     parser = harness.parser("start", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--trees", type=Path, nargs="+", default=[harness.ROOT])
     parser.add_argument("--strategies", nargs="+", choices=MEASURED, default=["version", "local", "hybrid"])
     parser.add_argument("--trainers", type=int, default=2)
@@ -125,6 +128,17 @@ def _children_s() -> float:
     """Processor time of children that have ended, and of theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    columns = (*PHASES, "end", "processor time")
+    lines = [
+        [row["tree"], row["what"], *(pages.shown(row.get(name), "{:.2f}") for name in columns)]
+        for row in pages.rows(results, "start")
+    ]
+    table = pages.table(("", "command", *columns), lines)
+    return {"seconds": pages.paragraphs(f"{pages.measured(results)}. Seconds until:", table)}
 
 
 if __name__ == "__main__":
