@@ -128,7 +128,7 @@ def measured(results: Mapping[str, Any]) -> str:
     """The day, the processor and the code of a run: the beginning of a sentence."""
     machine, tag = results["machine"], results["options"].get("resume")
     return (
-        f"Measured on {datetime.date.fromisoformat(results['when'][:10]):%-d %B %Y}, {machine['cores']} cores of"
+        f"Measured on {datetime.date.fromisoformat(results['when'][:10]):%-d %B %Y}, {machine['cores']} core{'s' * (machine['cores'] != 1)} of"
         f" {re.sub(r'[(](R|TM)[)]', '', machine['processor'])}" + (f", code `{tag[:4]}…`" if tag else "")
     )
 
