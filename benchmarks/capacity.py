@@ -13,14 +13,16 @@ at usual steps of known keys, any alike. Keys come distinct: reading files and d
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
+import pages
 from growth import FEATURES, WATCHED, KeyStream, Step, Watch, resident_bytes
 from memory import AHEAD, read_lines
 
@@ -69,6 +71,7 @@ BYTES = {
     "most at rest": "{:.1f}",
     "most growing": "{:.1f}",
 }
+SPEEDS = "Speed: usual steps, all keys known, uniform"
 SPEED = {
     "rows": "{:,}",
     "step ms": "{:.2f}",
@@ -114,25 +117,35 @@ def main() -> None:
             report.table("The longest usual steps, and where their time went", LONGEST),
             report.table(f"Bytes a row, dim {options.dim}, {options.dtype}, {options.optimizer}", BYTES),
         )
+        all_stores = "speed" in options.only and not report.has(SPEEDS)
         for rows in fitting(options, report):
+            is_kept = in_memory.has({"rows": rows})
+            if is_kept and not all_stores:
+                continue
             stores.append(filled(options, rows, Heap()))
-            for table, found in zip((pauses, longest, in_memory), figures(stores[-1], options), strict=True):
-                add(table, found, rows=rows, arena="heap")
-    if "speed" in options.only:
-        table = report.table("Speed: usual steps, all keys known, uniform", SPEED)
-        add(table, speeds(stores, options))
+            if is_kept:
+                continue
+            with report.group():
+                for table, found in zip(
+                    (pauses, longest, in_memory), figures(stores[-1], options), strict=True
+                ):
+                    add(table, found, rows=rows, arena="heap")
+        if all_stores:
+            with report.group():
+                add(report.table(SPEEDS, SPEED), speeds(stores, options))
     for watch, _, _ in stores:
         watch.store.close()
     stores.clear()
-    if "lru" in options.only:
+    if "lru" in options.only and not report.has("LRU: "):
         add(report.table("LRU: all ids new, always", LRU_COLUMNS), [under_new_ids(options)])
-    if "file" in options.only:
+    if "file" in options.only and not report.has("Arena in a file"):
         in_a_file(options, report)
     report.finish()
 
 
 def arguments() -> argparse.Namespace:
-    parser = harness.parser("capacity", __doc__)
+    parser = harness.parser("capacity", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--rows", type=int, nargs="+", help="of each store; 1, 10, 100 million, or what fits")
     parser.add_argument("--dim", type=int, default=8)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
@@ -354,8 +367,9 @@ def in_a_file(options: argparse.Namespace, report: harness.Report) -> None:
         )
         found = figures(store, options)
         found[2][0]["on disk"] = path.stat().st_blocks * 512 / options.file_rows
-        for table, lines in zip(tables, found, strict=True):
-            add(table, lines, rows=options.file_rows, arena="file")
+        with report.group():
+            for table, lines in zip(tables, found, strict=True):
+                add(table, lines, rows=options.file_rows, arena="file")
         store[0].store.close()
 
 
@@ -363,6 +377,47 @@ def add(table: harness.ResultTable, found: Sequence[dict[str, Any]], **common: A
     """Adds rows to a table."""
     for row in found:
         table.row({**common, **row})
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    growth, in_memory, speed = (
+        pages.rows(results, title) for title in ("Growth: ", "Bytes a row", "Speed: ")
+    )
+    lines = [
+        [
+            pages.shown(pause["rows"], "{:,}"),
+            *(pages.shown(part.get(name), "{:.1f}") for name in ("all", "beyond", "most growing")),
+            *(pages.shown(pause.get(name), "{:.0f}") for name in ("at rest ms", "growing ms", "p99", "max")),
+            pages.shown(steps.get("samples/s"), "{:,.0f}"),
+            *(pages.shown(steps.get(name), "{:.2f}") for name in ("of the size before", "lines of the size before")),
+        ]
+        for pause, part, steps in itertools.zip_longest(growth, in_memory, speed, fillvalue={})
+    ]  # fmt: skip
+    header = (
+        "rows", "bytes per row", "not weights or state", "at most", "step at rest, ms", "while growing, ms", "99 %", "longest",
+        "samples/s", "of the size before", "random reads, of the size before",
+    )  # fmt: skip
+    options, lru = results["options"], pages.row(results, "LRU: ")
+    ids = FEATURES * options["batch"]
+    caption = f"{pages.measured(results)}. Rows have dim {options['dim']}. A step has {ids:,} ids."
+    flat = (
+        f"With LRU, the process has {lru['MB at start']:.1f} MB at the start. After {lru['new ids'] / 1e6:.1f} million new ids it has"
+        f" {lru['MB at end']:.1f} MB, and at most {lru['MB at most']:.1f} MB."
+        if lru
+        else ""
+    )
+    summary = None
+    if in_memory:
+        last = in_memory[-1]
+        summary = (
+            f"- {last['rows'] / 1e6:g} million rows of dim {options['dim']}: {pages.shown(last.get('all'), '{:.1f}')} bytes per row, with"
+            f" optimizer. {pages.measured(results)}."
+        )
+    return {
+        "sizes": pages.paragraphs(pages.sentences(caption, flat), pages.table(header, lines)),
+        "summary": summary,
+    }
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
+import pages
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.dataset as pads
@@ -39,7 +40,8 @@ Scan = Callable[[str], Iterable[Any]]
 
 
 def main() -> None:
-    parser = harness.parser("data", __doc__)
+    parser = harness.parser("data", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--rows", type=int, default=3 << 20, help="of the first file; others have fewer")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=list(SHARES), choices=list(SHARES))
@@ -54,14 +56,17 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         for kind in arguments.only:
+            if report.has(reading.TITLE if kind == "training" else f"{kind}: "):
+                continue
             num_rows = max(BATCH, round(arguments.rows * SHARES[kind]))
             path = Path(folder, kind)
             write(kind, num_rows, path)
-            if kind == "training":
-                ordered, shuffled = (dataset(kind, path, shuffle=shuffle) for shuffle in (False, True))
-                reading.in_training(report, ordered, shuffled, max(1, arguments.repeats // 2))
-            else:
-                compare(report, kind, num_rows, path, arguments.repeats)
+            with report.group():
+                if kind == "training":
+                    ordered, shuffled = (dataset(kind, path, shuffle=shuffle) for shuffle in (False, True))
+                    reading.in_training(report, ordered, shuffled, max(1, arguments.repeats // 2))
+                else:
+                    compare(report, kind, num_rows, path, arguments.repeats)
             path.unlink()
     report.finish()
 
@@ -198,6 +203,61 @@ def zipf(rng: np.random.Generator, count: int) -> np.ndarray:
     """Ids as logs have them: few that are frequent, many that are rare."""
     ids: np.ndarray = (rng.zipf(1.2, count) % DISTINCT).astype(np.int64)
     return ids
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    lines = [
+        [
+            row["what"], _millions(row.get("rows/s")), pages.times(row.get(ONE)), pages.times(row.get(POOL)),
+            pages.shown(row.get("CPU s/million"), "{:.2f}"), pages.shown(row.get("peak MiB"), "{:,.0f}"),
+        ]
+        for row in pages.rows(results, "parquet: ")
+    ]  # fmt: skip
+    header = (
+        "", "million rows/s", "× fastest scan to batches, one thread", "× with pyarrow's pool", "CPU s per million rows",
+        "peak, MiB",
+    )  # fmt: skip
+    other = [
+        _other_file(results, kind) for kind in ("lists", "csv", "libsvm") if pages.rows(results, f"{kind}: ")
+    ]
+    training = [
+        [
+            row["what"], pages.shown(row.get("samples/s"), "{:,.0f}"),
+            *(pages.shown(row.get(name), "{:.2%}").replace("%", " %") for name in ("waits", "waits after it")),
+            pages.shown(row.get("first batch ms"), "{:.0f}"), pages.shown(row.get("of batches given, after it"), "{:.2f}"),
+        ]
+        for row in pages.rows(results, reading.TITLE) if row.get("waits") is not None
+    ]  # fmt: skip
+    waits = ("", "samples/s", "waits", "after the first batch", "first batch, ms", "× batches from memory")
+    return {
+        "parquet": pages.paragraphs(
+            f"{pages.measured(results)}. Bold ratios are below 1: girih is slower there.",
+            pages.table(header, lines),
+        ),
+        "other files": "\n".join(other) or None,
+        "training": pages.paragraphs(f"{pages.measured(results)}:", pages.table(waits, training)),
+    }
+
+
+def _other_file(results: Mapping[str, Any], kind: str) -> str:
+    """An item of a list: the rates of girih, and of the fastest scans."""
+    rates = {row["what"]: row["rows/s"] for row in pages.rows(results, f"{kind}: ")}
+    ours = (_millions(rates.get(name)) for name in GIRIH)
+    theirs = {
+        threads: max(rate for name, rate in rates.items() if name.endswith(threads) and WHOLE not in name)
+        for threads in (ONE, POOL) if any(name.endswith(threads) for name in rates)
+    }  # fmt: skip
+    fastest = "; ".join(
+        f"pyarrow's fastest scan, {threads}: {_millions(rate)}" for threads, rate in theirs.items()
+    )
+    return f"- {kind}: girih {next(ours)} in order, {next(ours)} shuffled" + (
+        f"; {fastest}" if fastest else ""
+    )
+
+
+def _millions(rate: float | None) -> str:
+    return pages.shown(rate, "{:.2f}", 1e-6)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ again, so that an experiment goes on where it was stopped, and tables are redraw
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
 import json
 import os
 import re
@@ -45,25 +43,11 @@ KEPT = (
 
 @cache
 def code(parts: Sequence[str] = LEARNING_PARTS) -> str:
-    """A fingerprint of the code that decides what a run finds; comments, docstrings and layout do not change it."""
-    digest = hashlib.sha256()
+    """A fingerprint of the code that decides what a run finds."""
     source = ROOT / "src" / "girih"
-    for part in parts:
-        folder = source / part
-        for file in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
-            digest.update(f"{file.relative_to(source)}\0{ast.dump(_undocumented(file))}".encode())
-    return digest.hexdigest()[:16]
-
-
-def _undocumented(file: Path) -> ast.Module:
-    tree = ast.parse(file.read_text())
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and ast.get_docstring(node) is not None
-        ):
-            node.body = node.body[1:]
-    return tree
+    folders = [source / part for part in parts]
+    files = [sorted(folder.rglob("*.py")) if folder.is_dir() else [folder] for folder in folders]
+    return harness.fingerprint(source, (file for of_part in files for file in of_part))
 
 
 @dataclass(frozen=True, slots=True)

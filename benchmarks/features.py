@@ -31,6 +31,8 @@ def features_curve(report: harness.Report, options: argparse.Namespace, peers: M
             "TorchRec, of its first": "{:.2f}",
         },
     )
+    if table.rows:
+        return
     sides: dict[str, type[Side]] = {"girih packed": Packed}
     if peers["FBGEMM"]:
         sides["FBGEMM TBE"] = Fbgemm
@@ -49,17 +51,18 @@ def features_curve(report: harness.Report, options: argparse.Namespace, peers: M
             contestants[f"{name} {features}"] = _contestant(side, batches, gradient)
     fill_all(made)
     measured = harness.alternate(contestants, options.repeats, WARMUP)
-    for features in options.features:
-        first = options.features[0]
-        cost = {
-            name: 1e9 * harness.median(measured[f"{name} {features}"]) / (features * options.batch)
-            for name in sides
-        }
-        for name, column in (("girih packed", "girih"), ("TorchRec", "TorchRec")):
-            if name in sides:
-                growth = harness.ratio(measured[f"{name} {first}"], measured[f"{name} {features}"])
-                cost[f"{column}, of its first"] = growth * first / features
-        table.row({"features": features, **cost})
+    with report.group():
+        for features in options.features:
+            first = options.features[0]
+            cost = {
+                name: 1e9 * harness.median(measured[f"{name} {features}"]) / (features * options.batch)
+                for name in sides
+            }
+            for name, column in (("girih packed", "girih"), ("TorchRec", "TorchRec")):
+                if name in sides:
+                    growth = harness.ratio(measured[f"{name} {first}"], measured[f"{name} {features}"])
+                    cost[f"{column}, of its first"] = growth * first / features
+            table.row({"features": features, **cost})
     for side, _ in made:
         side.close()
 
@@ -78,6 +81,8 @@ def packing_table(report: harness.Report, options: argparse.Namespace, peers: Ma
     batches = [stream.next() for _ in range(WARMUP + options.repeats)]
     gradient = torch.randn(shape.num_ids * DIM)
     for optimizer, threads in itertools.product(PACKING_OPTIMIZERS, options.threads):
+        if table.has({"optimizer": optimizer, "threads": threads}):
+            continue
         sides: dict[str, Side] = {
             "girih packed": Packed(shape, DIM, optimizer, threads, spare_rows=SPARE_ROWS),
             "girih unpacked": Unpacked(shape, DIM, optimizer, threads, spare_rows=SPARE_ROWS),
@@ -88,15 +93,13 @@ def packing_table(report: harness.Report, options: argparse.Namespace, peers: Ma
         with harness.threads(threads):
             contestants = {name: _contestant(side, batches, gradient) for name, side in sides.items()}
             measured = harness.alternate(contestants, options.repeats, WARMUP)
-        for name, times in measured.items():
-            forward, backward = (1e3 * harness.median_part(times, part) for part in (0, 1))
-            row = {"optimizer": optimizer, "threads": threads, "what": name}
-            row |= {
-                "forward ms": forward,
-                "back + update ms": backward,
-                "step ms": 1e3 * harness.median(times),
-            }
-            table.row(row | {"packed is x as fast": harness.ratio(measured["girih packed"], times)})
+        with report.group():
+            for name, times in measured.items():
+                forward, backward = (1e3 * harness.median_part(times, part) for part in (0, 1))
+                table.row({
+                    "optimizer": optimizer, "threads": threads, "what": name, "forward ms": forward, "back + update ms": backward,
+                    "step ms": 1e3 * harness.median(times), "packed is x as fast": harness.ratio(measured["girih packed"], times),
+                })  # fmt: skip
         for side in sides.values():
             side.close()
 

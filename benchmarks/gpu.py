@@ -14,7 +14,7 @@ Parts:
     tiers    steps with a tenth of the rows in GPU memory
     peers    steps of ``nn.EmbeddingBag`` under ``torch.compile`` and of FBGEMM's TBE, with the same ids, one process each
 
-The JSON is rewritten after every row. ``--resume TAG`` keeps its rows if they have the same tag, GPU and versions.
+The JSON is rewritten after every row. ``--resume TAG`` keeps its rows if they have the same tag, options, GPU and versions.
 
 ``bytes`` are the least that a step has to move (docs/gpu.md lists them). ``of copies`` is their rate divided by the rate of a copy of
 1 GB on the device in the same run. Times are medians, by events of the device. The device is kept busy before each part, so times do
@@ -153,12 +153,11 @@ def copy_rate(num_bytes: int) -> float:
 
 def main() -> None:
     """Runs the benchmark; status 1 if a part of it failed, which the report says."""
-    parser = harness.parser("gpu", __doc__)
+    parser = harness.parser("gpu", __doc__, resumes=True)
     parser.add_argument("--quick", action="store_true", help="a few hundred keys")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--parts", type=part_names, metavar="A,B", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--no-peers", action="store_true", help="leave out the part peers")
-    parser.add_argument("--resume", metavar="TAG", help="keep rows of --json with this tag, such as a commit")
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="a page whose section of figures is rewritten"
     )
@@ -206,7 +205,7 @@ def measure_parts(arguments: argparse.Namespace) -> int:
     """Runs the parts and writes the JSON after every row; 1 if one of them failed."""
     if arguments.quick:
         arguments.rounds = 2
-    report = harness.Report("gpu", arguments, every_row=True)
+    report = harness.Report("gpu", arguments)
     table = report.table("copies of 1 GB on the device, read and written", {"bytes/s": "{:.3e}"})
     if not table.rows:
         table.row({"bytes/s": copy_rate(1 << (16 if arguments.quick else 30))})

@@ -3,7 +3,7 @@
 A benchmark is one file here with a ``main()``; its docstring's first line is what ``girih bench`` lists:
 
     def main() -> None:
-        parser = harness.parser("kernels", __doc__)         # has --json already
+        parser = harness.parser("kernels", __doc__)         # has --json; with resumes=True --resume too
         parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
         report = harness.Report("kernels", parser.parse_args())
         torchrec = report.peer("torchrec")                  # a module, or None: skipped, with the reason
@@ -17,7 +17,9 @@ A benchmark is one file here with a ``main()``; its docstring's first line is wh
 from __future__ import annotations
 
 import argparse
+import ast
 import datetime
+import hashlib
 import importlib
 import json
 import os
@@ -25,7 +27,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,7 +49,10 @@ PACKAGES = (
     "rocksdict", "pyzmq",
 )  # fmt: skip
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+
+SELECTING = ("parts", "no_peers", "page", "from_results")
+"""Options that choose parts of a run, and change no row of the other parts."""
 
 ENVIRONMENT = ("GLIBC_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NUMBA_", "OMP_")
 """Variables of the environment that change what is measured begin with one of these."""
@@ -127,8 +132,37 @@ class OneLineParser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser that knows ``--json``; options must be written out."""
+def fingerprint(folder: Path, files: Iterable[Path]) -> str:
+    """A fingerprint of the code of files below a folder; comments, docstrings and layout do not change it."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(folder)}\0{ast.dump(_undocumented(file))}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _undocumented(file: Path) -> ast.Module:
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
+            node.body = node.body[1:]
+    return tree
+
+
+def _tag(text: str) -> str:
+    """The tag of ``--resume``; without one, the fingerprint of the library and the benchmarks."""
+    folders = (ROOT / "src" / "girih", ROOT / "benchmarks")
+    return text or fingerprint(ROOT, (file for folder in folders for file in sorted(folder.rglob("*.py"))))
+
+
+def parser(name: str, doc: str | None, *, resumes: bool = False) -> argparse.ArgumentParser:
+    """A parser that knows ``--json``; options must be written out.
+
+    Args:
+        resumes: it also knows ``--resume``. The benchmark must then skip the rows that its tables already have.
+    """
     made = OneLineParser(
         prog=f"girih bench {name}",
         description=doc,
@@ -136,6 +170,11 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--json", type=Path, default=Path("runs", "bench", f"{name}.json"), metavar="FILE")
+    if resumes:
+        made.add_argument(
+            "--resume", nargs="?", const="", type=_tag, metavar="TAG",
+            help="keep rows of --json that were measured with this option, the same code, machine and options; TAG names the code",
+        )  # fmt: skip
     return made
 
 
@@ -188,13 +227,13 @@ class Report:
     """What one run of a benchmark found, with all that is needed to judge or repeat it.
 
     Args:
-        arguments: their ``resume``, if there is one, is a tag. Rows of the JSON with the same tag, GPUs and versions are kept.
-        every_row: writes the JSON after every row as well, so that a run that is stopped keeps its rows.
+        arguments: if they have a ``resume``, the JSON is written after every row or group of rows. If it is a tag, rows of an
+            earlier run are kept if its tag, options, machine and versions are the same.
     """
 
-    def __init__(self, name: str, arguments: argparse.Namespace, *, every_row: bool = False) -> None:
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         self.name = name
-        self._on_row = self._write if every_row else lambda: None
+        self._writes_rows = "resume" in arguments
         self.file: Path = arguments.json
         self.options = {key: _plain(value) for key, value in vars(arguments).items() if key != "json"}
         self.skipped: dict[str, str] = {}
@@ -207,12 +246,14 @@ class Report:
                 self._keep(json.loads(self.file.read_text()))
 
     def _keep(self, earlier: Mapping[str, Any]) -> None:
-        """Takes rows of an earlier run, unless its tag, GPUs, packages or kind of run were others."""
+        """Takes rows of an earlier run, unless its tag, options, machine or packages were others."""
         now = self.as_dict()
-        same = ("resume", "quick", "rounds")
+        options = {name for name in earlier["options"].keys() | self.options.keys() if name not in SELECTING}
         if (
-            any(earlier["options"].get(name) != self.options.get(name) for name in same)
-            or earlier["machine"]["gpus"] != now["machine"]["gpus"]
+            any(earlier["options"].get(name) != self.options.get(name) for name in options)
+            or any(
+                earlier["machine"][name] != now["machine"][name] for name in ("processor", "cores", "gpus")
+            )
             or earlier["versions"] != now["versions"]
         ):
             return
@@ -251,7 +292,7 @@ class Report:
 
     def table(self, title: str, columns: Mapping[str, str]) -> ResultTable:
         """A new table; ``columns`` is name → format, as in ``{"D": "{}", "ms": "{:.2f}"}``."""
-        table = ResultTable(title, columns, self._on_row)
+        table = ResultTable(title, columns, self._row_added)
         earlier = self._earlier.pop(title, None)
         if earlier is not None:
             table.rows = earlier.rows
@@ -259,6 +300,24 @@ class Report:
             return table
         self.tables.append(table)
         return table
+
+    def has(self, title: str) -> bool:
+        """True if a table whose title begins so has rows."""
+        return any(table.rows and table.title.startswith(title) for table in self.tables)
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Rows that are added inside are written together, so that a run that is resumed has all of them or none."""
+        self._writes_rows, before = False, self._writes_rows
+        yield
+        self._writes_rows = before
+        self._row_added()
+
+    def _row_added(self) -> None:
+        if self._writes_rows and (
+            self.file.is_file() or not self.file.exists()
+        ):  # a pipe gets the whole once
+            self._write()
 
     def finish(self) -> None:
         """Prints tables, what was skipped and what was not identical; writes the JSON."""

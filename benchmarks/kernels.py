@@ -18,10 +18,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import harness
+import pages
 import sparse_sides
 import torch
 from features import features_curve, packing_table
@@ -62,20 +63,20 @@ def main() -> None:
     }
     say_differences(report)
     if options.only in (None, "cases"):
-        rates = {n: random_lines_per_s(n, options.memory_bytes) for n in options.threads}
-        for number, rate in rates.items():
-            tell(f"memory, {number} threads: {rate / 1e6:.0f} million random cache lines a second")
-        table = report.table(
-            f"Sparse half: {FEATURES} features × {options.batch:,} examples; "
-            + ", ".join(f"{n} threads: {rate / 1e6:.0f} M random lines/s" for n, rate in rates.items()),
-            COLUMNS,
-        )
+        table = report.table(f"Sparse half: {FEATURES} features × {options.batch:,} examples", COLUMNS)
+        rates = line_rates(report, options)
         pairs = list(itertools.product(options.optimizers, options.dims))
         if not (options.quick or options.full or options.chosen):
             pairs.append(("adagrad", options.dims[0]))  # torch's sparse optimizer, beside all others
         for optimizer, dim in pairs:
-            for row in cases(optimizer, dim, options, peers, rates):
-                table.row(row)
+            missing = [
+                case for case in itertools.product(options.ids, options.bag)
+                if not table.has({"optimizer": optimizer, "D": dim, "ids": case[0], "bag": case[1]})
+            ]  # fmt: skip
+            for rows in cases(optimizer, dim, missing, options, peers, rates) if missing else ():
+                with report.group():
+                    for row in rows:
+                        table.row(row)
         best_of_threads(report, table)
     if options.only in (None, "features"):
         features_curve(report, options, peers)
@@ -85,7 +86,8 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = harness.parser("kernels", __doc__)
+    parser = harness.parser("kernels", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--dims", type=int, nargs="+")
     parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), metavar="NAME")
     parser.add_argument("--ids", nargs="+", choices=["zipf", "clipped", "uniform"])
@@ -134,14 +136,25 @@ def say_differences(report: harness.Report) -> None:
         report.not_identical(what)
 
 
+def line_rates(report: harness.Report, options: argparse.Namespace) -> dict[int, float]:
+    """Random cache lines per second by threads, the same for all rows."""
+    table = report.table("Random cache lines from memory", {"threads": "{}", "M lines/s": "{:.0f}"})
+    for number in options.threads:
+        if not table.has({"threads": number}):
+            rate = random_lines_per_s(number, options.memory_bytes)
+            table.row({"threads": number, "M lines/s": rate / 1e6})
+    return {row["threads"]: 1e6 * row["M lines/s"] for row in table.rows}
+
+
 def cases(
     optimizer: str,
     dim: int,
+    missing: Sequence[tuple[str, int]],
     options: argparse.Namespace,
     peers: Mapping[str, bool],
     rates: Mapping[int, float],
-) -> list[dict[str, Any]]:
-    """All kinds of ids and bags over one set of filled tables."""
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each missing kind of ids and bag, over one set of filled tables."""
     sides = {("girih packed", n): sparse_sides.Packed for n in options.threads}
     sides |= {("girih.nn.EmbeddingBag", n): sparse_sides.Module for n in options.threads}
     sides |= {("girih.nn.EmbeddingBagCollection", n): sparse_sides.Collection for n in options.threads}
@@ -163,12 +176,10 @@ def cases(
     for name, make in makers.items():
         side = make(shape, dim, optimizer)
         made |= {(name, n): side for n in options.threads}
-    found = []
-    for kind, bag in itertools.product(options.ids, options.bag):
-        found += one_case(optimizer, dim, kind, bag, shape, made, options, rates)
+    for kind, bag in missing:
+        yield one_case(optimizer, dim, kind, bag, shape, made, options, rates)
     for side in made.values():
         side.close()
-    return found
 
 
 def one_case(
@@ -234,6 +245,7 @@ def best_of_threads(report: harness.Report, table: harness.ResultTable) -> None:
             "nn.EmbeddingBag": "{:.2f}",
         },
     )
+    summary.rows.clear()
     best: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in table.rows:
         steps = best.setdefault(tuple(row[name] for name in columns), {})
@@ -247,6 +259,107 @@ def best_of_threads(report: harness.Report, table: harness.ResultTable) -> None:
 def tell(what: str) -> None:
     """Progress, on standard error."""
     print(what, file=sys.stderr, flush=True)
+
+
+NAMES = {"rowwise_adagrad": "row-wise Adagrad", "adagrad": "Adagrad", "zipf": "Zipf"}
+"""Optimizers and kinds of ids, as pages name them."""
+CASE = ("optimizer", "D", "ids", "bag")
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    found = pages.rows(results, "Sparse half: ")
+    best = pages.rows(results, "Whole step")
+    threads = sorted({row["threads"] for row in found})
+    compared = [
+        pages.compared(
+            [row.get("FBGEMM TBE") for row in those if row["what"] == "girih packed"],
+            f"FBGEMM with {NAMES.get(of['optimizer'], of['optimizer'])}",
+            ", each at its best number of threads",
+        )
+        for of, those in pages.grouped(best, "optimizer")
+    ]
+    one = [row.get("x FBGEMM") for row in found if row["what"] == "girih packed" and row["threads"] == 1]
+    torch_ratios = [row.get("nn.EmbeddingBag") for row in best if row["what"] == "girih packed"]
+    header = (
+        "", "girih", "`girih.nn.EmbeddingBag`", "`EmbeddingBagCollection`", "FBGEMM, static tables", "× one thread", "× best",
+        "module × best", "of memory",
+    )  # fmt: skip
+    return {
+        "steps": pages.table(header, _lines(found, best, threads)),
+        "sentences": pages.sentences(
+            f"{pages.measured(results)}. Milliseconds are those of {' and '.join(map(str, threads))} threads.",
+            *compared,
+            pages.compared(one, "FBGEMM", ", both on one thread"),
+            pages.compared(
+                torch_ratios,
+                "PyTorch's `nn.EmbeddingBag(sparse=True)`",
+                ", each at its best number of threads",
+            ),
+        )
+        if found
+        else None,
+        "features": _features(results),
+        "summary": _summary(found, best, results) if found else None,
+    }
+
+
+def _lines(
+    found: Sequence[dict[str, Any]], best: Sequence[dict[str, Any]], threads: Sequence[int]
+) -> Iterator[list[str]]:
+    bests = {
+        tuple(of.values()): {row["what"]: row for row in those} for of, those in pages.grouped(best, *CASE)
+    }
+    for case, those in pages.grouped(found, *CASE):
+        by = {(row["what"], row["threads"]): row for row in those}
+        best_of = bests.get(tuple(case.values()), {})
+        one = by.get(("girih packed", 1), {})
+        optimizer, ids = (NAMES.get(case[name], case[name]) for name in ("optimizer", "ids"))
+        yield [
+            f"{optimizer}, D = {case['D']}, {ids}, {pages.bags(case['bag'])}",
+            *(
+                ", ".join(pages.shown(by.get((what, n), {}).get("step ms"), "{:.1f}") for n in threads)
+                for what in ("girih packed", "girih.nn.EmbeddingBag", "girih.nn.EmbeddingBagCollection", "FBGEMM TBE")
+            ),
+            pages.times(one.get("x FBGEMM")),
+            *(pages.times(best_of.get(what, {}).get("FBGEMM TBE")) for what in ("girih packed", "girih.nn.EmbeddingBag")),
+            pages.shown(one.get("of memory"), "{:.0%}"),
+        ]  # fmt: skip
+
+
+def _features(results: Mapping[str, Any]) -> str | None:
+    found = pages.rows(results, "Sparse half as")
+    if len(found) < 2:
+        return None
+    first, *others = found
+    costs = (
+        f"{what} costs {pages.span(row.get(column) for row in others)} times as much"
+        for what, column in (("An id", "girih, of its first"), ("With TorchRec it", "TorchRec, of its first"))
+    )
+    features = pages.span((row["features"] for row in others), "{}")
+    return (
+        f"{pages.measured(results)}. {next(costs)} with {features} features as with {first['features']}."
+        f" {next(costs)}."
+    )
+
+
+def _summary(
+    found: Sequence[dict[str, Any]], best: Sequence[dict[str, Any]], results: Mapping[str, Any]
+) -> str:
+    case = {"optimizer": "adagrad", "D": 16, "ids": "zipf", "bag": 1}
+    ms = {
+        (row["what"], row["threads"]): pages.shown(row.get("step ms"), "{:.1f}")
+        for row in found if case.items() <= row.items()
+    }  # fmt: skip
+    ours, theirs, alone = (
+        ms.get(key, "–") for key in (("girih packed", 2), ("FBGEMM TBE", 2), ("FBGEMM TBE", 1))
+    )
+    ratios = [row.get("FBGEMM TBE") for row in best if row["what"] == "girih packed"]
+    return (
+        f"- The sparse half alone (Adagrad, D = 16, Zipf ids, one id per bag, two threads): {ours} ms per step, with tables that grow."
+        f" FBGEMM takes {theirs} ms ({alone} on one thread), with static tables."
+        f" {pages.compared(ratios, 'FBGEMM', ', each at its best number of threads')} {pages.measured(results)}."
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import pyarrow as pa
 import girih
 from girih.data import Batch, Dataset, Position
 
+TITLE = "Reading, one thread, and training"
 GIVEN, ORDERED, SHUFFLED = "batches given", "files, in order", "files, shuffled"
 MODELS: dict[str, tuple[dict[str, Any], girih.TrainOptions]] = {
     "lr": ({}, girih.TrainOptions()),
@@ -49,7 +50,7 @@ def in_training(report: harness.Report, ordered: Dataset, shuffled: Dataset, rep
         times_alone = harness.alternate(
             {name: alone(dataset) for name, dataset in files.items()}, rounds=repeats, warmup=1
         )
-    title = f"Reading, one thread, and training: {num_rows:,} rows of {len(ordered.schema.sparse)} ids"
+    title = f"{TITLE}: {num_rows:,} rows of {len(ordered.schema.sparse)} ids"
     table = report.table(
         f"{title}, batches of {ordered.batch_size:,}; an epoch whose rows are known",
         {

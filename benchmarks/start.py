@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import harness
+import pages
 import pyarrow.parquet as pq
 from two_versions import CONFIG, STRATEGIES
 
@@ -32,8 +34,9 @@ MEASURED = ("version", *STRATEGIES)
 
 def main() -> None:
     """Prints a row for each checkout and strategy."""
-    parser = harness.parser("start", __doc__)
-    parser.add_argument("--trees", type=Path, nargs="+", default=[Path(__file__).resolve().parents[1]])
+    parser = harness.parser("start", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
+    parser.add_argument("--trees", type=Path, nargs="+", default=[harness.ROOT])
     parser.add_argument("--strategies", nargs="+", choices=MEASURED, default=["version", "local", "hybrid"])
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -47,13 +50,21 @@ def main() -> None:
         titles = ("seconds until", *PHASES, "end", "processor time")
         table = report.table("start", {"tree": "{}", "what": "{}", **dict.fromkeys(titles[1:], "{:.2f}")})
         for strategy in options.strategies:
+            if table.has({"what": strategy}):
+                continue
             command = _command(strategy, options.trainers)
-            contestants = {str(tree): _contestant(tree.resolve(), command, place) for tree in options.trees}
-            for tree, measured in harness.alternate(contestants, options.rounds, warmup=1).items():
-                medians = [harness.median_part(measured, part) for part in range(len(titles) - 1)]
-                values = [None if value != value else value for value in medians]
-                table.row({"tree": tree, "what": strategy, **dict(zip(titles[1:], values, strict=True))})
+            contestants = {_name(tree): _contestant(tree.resolve(), command, place) for tree in options.trees}
+            times = harness.alternate(contestants, options.rounds, warmup=1)
+            with report.group():
+                for tree, measured in times.items():
+                    medians = [harness.median_part(measured, part) for part in range(len(titles) - 1)]
+                    values = [None if value != value else value for value in medians]
+                    table.row({"tree": tree, "what": strategy, **dict(zip(titles[1:], values, strict=True))})
     report.finish()
+
+
+def _name(tree: Path) -> str:
+    return "this checkout" if tree == harness.ROOT else str(tree)
 
 
 def _command(strategy: str, trainers: int) -> list[str]:
@@ -117,6 +128,17 @@ def _children_s() -> float:
     """Processor time of children that have ended, and of theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    columns = (*PHASES, "end", "processor time")
+    lines = [
+        [row["tree"], row["what"], *(pages.shown(row.get(name), "{:.2f}") for name in columns)]
+        for row in pages.rows(results, "start")
+    ]
+    table = pages.table(("", "command", *columns), lines)
+    return {"seconds": pages.paragraphs(f"{pages.measured(results)}. Seconds until:", table)}
 
 
 if __name__ == "__main__":

@@ -18,10 +18,13 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import harness
 import numpy as np
+import pages
 import torch
 from ids import Shape
 from scipy.special import zeta
@@ -35,7 +38,8 @@ from girih.store.tiers.tiered_values import TieredValues
 
 
 def main() -> None:
-    parser = harness.parser("tiers", __doc__)
+    parser = harness.parser("tiers", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--rows", type=int, default=20_000, help="of each feature's table")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch", type=int, default=2048)
@@ -50,8 +54,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of each turn")
     options = parser.parse_args()
     report = harness.Report("tiers", options)
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        measure(report, options, directory)
+    if not report.tables:
+        with tempfile.TemporaryDirectory(dir=options.directory) as directory, report.group():
+            measure(report, options, directory)
     report.finish()
 
 
@@ -166,6 +171,36 @@ def device_bytes() -> int:
         if name == "read_bytes":
             return int(value)
     return 0
+
+
+GOAL, BLOCK_BYTES = 0.5, 4096
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    memory, tiered = (pages.row(results, "", tiers=tiers) for tiers in ('["dram"]', '["dram", "ssd"]'))
+    if not tiered:
+        return {"speed": None}
+    of_memory, per_step = tiered.get("of all in memory"), tiered.get("per step")
+    verdict = "" if of_memory is None else f"The goal is {GOAL}. "
+    if of_memory is not None:
+        verdict += "It is met." if of_memory >= GOAL else f"It is missed by {GOAL - of_memory:.3f}."
+    hits = [
+        pages.shown(tiered.get(name), "{:.1%}").replace("%", " %")
+        for name in ("hits", "by frequency", "known beforehand")
+    ]
+    return {
+        "speed": pages.sentences(
+            f"{pages.measured(results)}. The tables have {results['tables'][0]['title']}.",
+            f"girih trains on {pages.shown(tiered.get('samples/s'), '{:,.0f}')} samples/s, and on"
+            f" {pages.shown(memory.get('samples/s'), '{:,.0f}')} with all rows in memory: {pages.shown(of_memory, '{:.3f}')} of the speed.",
+            verdict,
+            f"Memory has {pages.shown(tiered.get('rows in memory'), '{:,}')} rows and answers {hits[0]} of the reads.",
+            f"With the most frequent rows it would answer {hits[1]}, and {hits[2]} if the batches were known in advance.",
+            f"Each step reads {pages.shown(per_step, '{:.1f}', 1e-6)} MB from the device:"
+            f" {pages.shown(per_step, '{:,.0f}', 1 / BLOCK_BYTES)} blocks of 4 KiB.",
+        )
+    }
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import harness
 import numpy as np
+import pages
 import torch
 import train_sides
 from deepctr_side import DeepCTR, prevent_version_check
@@ -30,7 +32,8 @@ FEATURES, BATCH, WARMUP = 26, 4096, 1
 
 
 def main() -> None:
-    parser = harness.parser("train", __doc__)
+    parser = harness.parser("train", __doc__, resumes=True)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--models", nargs="+", default=["dlrm", "deepfm"], choices=["dlrm", "deepfm"])
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--bag", type=int, nargs="+", default=[1, 10], help="ids a bag")
@@ -66,8 +69,8 @@ def main() -> None:
         },
     )  # fmt: skip
     for model, dim in itertools.product(options.models, options.dims):
-        for row in rows_of(model, dim, options, report, peers):
-            table.row(row)
+        if any(not table.has({"model": model, "D": dim, "bag": bag}) for bag in options.bag):
+            add_rows(table, model, dim, options, report, peers)
     report.finish()
 
 
@@ -90,9 +93,14 @@ def say_differences(report: harness.Report) -> None:
         report.not_identical(what)
 
 
-def rows_of(
-    model: str, dim: int, options: argparse.Namespace, report: harness.Report, peers: Mapping[str, bool]
-) -> list[dict[str, object]]:
+def add_rows(
+    table: harness.ResultTable,
+    model: str,
+    dim: int,
+    options: argparse.Namespace,
+    report: harness.Report,
+    peers: Mapping[str, bool],
+) -> None:
     """All bags and precisions of one model over one set of filled tables."""
     print(f"{model}, D = {dim}", file=sys.stderr, flush=True)
     shape = Shape(FEATURES, options.batch, options.rows)
@@ -106,8 +114,9 @@ def rows_of(
         sides["TorchRec tables"] = train_sides.TorchRecTables(task)
         if model == "dlrm":
             sides["TorchRec DLRM"] = train_sides.TorchRecDLRM(task)
-    found: list[dict[str, object]] = []
     for bag in options.bag:
+        if table.has({"model": model, "D": dim, "bag": bag}):
+            continue
         bags = Shape(FEATURES, options.batch, options.rows, bag)
         batches = make_batches(bags, options.steps * (WARMUP + options.rounds), options.zipf)
         contestants = {
@@ -119,10 +128,11 @@ def rows_of(
             side = deepctr(Task(model, dim, bags), report)
             contestants["DeepCTR-Torch", "float32"] = turns(side, "float32", 1, batches)
         measured = harness.alternate(contestants, options.rounds, WARMUP)
-        found += [{"model": model, "D": dim, "bag": bag, **row} for row in compared(measured, options.batch)]
+        with report.group():
+            for row in compared(measured, options.batch):
+                table.row({"model": model, "D": dim, "bag": bag, **row})
     for side in sides.values():
         side.close()
-    return found
 
 
 def turns(side: Side, precision: str, steps: int, batches: list[Batch]) -> harness.Contestant:
@@ -176,6 +186,71 @@ def make_batches(shape: Shape, count: int, zipf: float) -> list[Batch]:
         )
         for _ in range(count)
     ]
+
+
+MODELS = {"dlrm": "DLRM", "deepfm": "DeepFM"}
+PEERS = {
+    "TorchRec tables": "the same network with TorchRec's tables",
+    "TorchRec DLRM": "TorchRec's DLRM",
+    "DeepCTR-Torch": "DeepCTR-Torch's DeepFM",
+}
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    lines: list[list[str]] = []
+    ratios: dict[str, list[float | None]] = {}
+    of_dense: dict[int, list[float]] = {}
+    for precision in ("float32", "bfloat16"):
+        found = pages.rows(results, "Training", precision=precision)
+        for case, those in pages.grouped(found, "model", "D", "bag"):
+            by_name = {row["what"]: row for row in those}
+            rates, times = (
+                {name: row.get(column) for name, row in by_name.items()}
+                for column in ("samples/s", "girih is x as fast")
+            )
+            for name in PEERS:
+                ratios.setdefault(name, []).append(times.get(name))
+            if times.get("dense alone"):
+                of_dense.setdefault(case["bag"], []).append(1 / times["dense alone"])
+            lines.append([
+                f"{precision}, {MODELS[case['model']]}, D = {case['D']}, {pages.bags(case['bag'])}",
+                _thousands(rates.get("girih")), _thousands(rates.get("dense alone")), pages.shown(times.get("dense alone"), "{:.2f}"),
+                _thousands(rates.get("TorchRec tables")), pages.times(times.get("TorchRec tables")),
+                _thousands(rates.get("TorchRec DLRM")), _thousands(rates.get("DeepCTR-Torch")),
+            ])  # fmt: skip
+    header = ("", "girih", "dense alone", "×", "TorchRec's tables", "×", "TorchRec's DLRM", "DeepCTR-Torch")
+    compared = {name: pages.compared(ratios.get(name, ()), peer) for name, peer in PEERS.items()}
+    steps = (
+        f"With {pages.bags(bag)}, a step of girih takes {pages.span(values, '{:.1f}')} times as long as PyTorch's network without tables."
+        for bag, values in of_dense.items()
+    )
+    return {
+        "speeds": pages.table(header, lines),
+        "sentences": pages.sentences(f"{pages.measured(results)}.", *compared.values(), *steps)
+        if lines
+        else None,
+        "summary": _summary(results, compared["TorchRec tables"]) if lines else None,
+    }
+
+
+def _summary(results: Mapping[str, Any], compared: str) -> str:
+    rates = {
+        what: [
+            _thousands(pages.row(results, "Training", model="dlrm", D=16, bag=1, what=what, precision=precision).get("samples/s"))
+            for precision in ("float32", "bfloat16")
+        ]
+        for what in ("girih", "TorchRec tables")
+    }  # fmt: skip
+    ours, theirs = rates.values()
+    return (
+        f"- Whole steps of DLRM (D = 16, one id per bag): {ours[0]} thousand samples/s, and {ours[1]} in bfloat16. With TorchRec's"
+        f" tables the network has {theirs[0]} and {theirs[1]}. {compared} {pages.measured(results)}."
+    )
+
+
+def _thousands(rate: float | None) -> str:
+    return pages.shown(rate, "{:.1f}", 1e-3)
 
 
 if __name__ == "__main__":

@@ -23,22 +23,18 @@ A block has processes and connections of its own. Times are medians over the rou
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import re
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
-from experiments import markdown
+import pages
 from numpy.typing import NDArray
 
 from girih.comm import service
@@ -60,6 +56,13 @@ COLUMNS = {
     "GB/s": "{:.2f}", "of raw, cold": "{:.2f}×", "of raw": "{:.2f}×", "of TCP, cold": "{:.2f}×", "of TCP": "{:.2f}×",
     "empty µs": "{:.0f}", "empty µs, lowest": "{:.0f}", "empty µs, highest": "{:.0f}",
 }  # fmt: skip
+CODECS = {
+    "what": "{}",
+    "MB": "{:.2f}",
+    "bytes left": "{:.2f}",
+    "pack GB/s": "{:.2f}",
+    "unpack GB/s": "{:.2f}",
+}
 Ask = Callable[[], object]
 Times = dict[str, list[tuple[float, ...]]]
 
@@ -75,13 +78,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="of each block")
     parser.add_argument("--out-mb", type=float, default=0.85, help="of the request")
     parser.add_argument("--back-mb", type=float, default=6.8, help="of the reply")
-    parser.add_argument(
-        "--from-results", type=Path, metavar="FILE", help="writes an earlier run into the pages of the docs"
-    )
+    pages.add_option(parser, page_parts)
     options = parser.parse_args()
-    if options.from_results is not None:
-        write_pages(json.loads(options.from_results.read_text()))
-        return
     options.load_before = os.getloadavg()[0]
     report = harness.Report("wire", options)
     blocks = [measured(report, options) for _ in range(options.blocks)]
@@ -318,93 +316,71 @@ PAGE_COLUMNS = (
 )  # fmt: skip
 
 
-PAGES = ("docs/benchmarks.md", "docs/decisions/0010-zeromq.md", "docs/decisions/0012-sockets.md")
-"""Pages that have parts of a run, each between ``<!-- wire: NAME -->`` and ``<!-- end -->``."""
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The parts of pages."""
+    calls = {"sentences": page_sentences, "encryption": encryption, "round trips": page_table}
+    parts = {name: part(results) for name, part in calls.items() if pages.rows(results, ROUND_TRIPS)}
+    return {**dict.fromkeys(calls), **parts, "codecs": codec_table(results)}
 
 
-def page_parts(results: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of pages, by name, from the JSON of a run."""
-    return {
-        "round trips": page_table(results), "codecs": codec_table(results), "sentences": page_sentences(results),
-    }  # fmt: skip
-
-
-def write_pages(results: Mapping[str, Any]) -> None:
-    """Puts the parts into the pages."""
-    parts = page_parts(results)
-    for page in PAGES:
-        file = harness.ROOT / page
-        text = re.sub(
-            r"(<!-- wire: ([\w ]+) -->\n).*?(?=<!-- end -->)",
-            lambda match: f"{match[1]}{parts[match[2]]}\n",
-            file.read_text(encoding="utf-8"),
-            flags=re.DOTALL,
-        )
-        file.write_text(text, encoding="utf-8")
-        print(page)
-
-
-def _rows(results: Mapping[str, Any], title: str = ROUND_TRIPS) -> list[dict[str, Any]]:
-    (rows,) = (table["rows"] for table in results["tables"] if table["title"].startswith(title))
-    return list(rows)
+def encryption(results: Mapping[str, Any]) -> str:
+    """What docs/security.md says about TLS."""
+    tls, tcp = (pages.row(results, ROUND_TRIPS, over=name) for name in ("TLS", TCP))
+    warm, empty = (
+        [pages.shown(row.get(name), COLUMNS[name]) for row in (tls, tcp)] for name in ("warm ms", "empty µs")
+    )
+    sizes = results["options"]
+    return (
+        f"{pages.measured(results)}: a round trip of {sizes['out_mb']:g} MB out and {sizes['back_mb']:g} MB back takes {warm[0]} ms over"
+        f" TLS and {warm[1]} ms over TCP. An empty call takes {empty[0]} µs and {empty[1]} µs."
+    )
 
 
 def page_sentences(results: Mapping[str, Any]) -> str:
     """What docs/benchmarks.md and decisions 10 and 12 say of a run, from its JSON."""
-    of = {row["over"]: row for row in _rows(results)}
-    machine, day = results["machine"], f"{datetime.date.fromisoformat(results['when'][:10]):%-d %B %Y}"
-    shared, busy = of["shared memory"], results["options"]["load_before"] > QUIET_LOAD
+    of = {row["over"]: row for row in pages.rows(results, ROUND_TRIPS)}
+    shared, busy = of.get("shared memory", {}), (results["options"].get("load_before") or 0) > QUIET_LOAD
     calls = ", ".join(
-        f"{name} {of[name]['empty µs']:.0f}" for name in (TCP, "shared memory", ZEROMQ, RAW) if name in of
+        f"{name} {pages.shown(of[name].get('empty µs'), '{:.0f}')}"
+        for name in (TCP, "shared memory", ZEROMQ, RAW)
+        if name in of
     )
-    times = {name: of[name]["of raw"] for name in (TCP, ZEROMQ) if name in of}
+    speeds = {name: pages.shown(of[name].get("of raw"), "{:.2f}") for name in (TCP, ZEROMQ) if name in of}
     return (
-        f"Measured on {day}, {machine['cores']} cores of {machine['processor'].replace('(R)', '')}"
+        pages.measured(results)
         + (", while other work used them" if busy else "")
         + ": with both ends warm, "
-        + " and ".join(f"{name} has {speed:.2f}" for name, speed in times.items())
-        + f" of the speed of raw sockets. Shared memory is {shared['of TCP']:.1f} times as fast as TCP"
-        f" ({shared['of TCP, cold']:.1f} cold). An empty call takes, in µs: {calls}."
+        + " and ".join(f"{name} has {speed}" for name, speed in speeds.items())
+        + f" of the speed of raw sockets. Shared memory is {pages.shown(shared.get('of TCP'), '{:.1f}')} times as fast as TCP"
+        f" ({pages.shown(shared.get('of TCP, cold'), '{:.1f}')} cold). An empty call takes, in µs: {calls}."
     )
 
 
-def page_table(results: Mapping[str, Any]) -> str:
+def page_table(results: Mapping[str, Any]) -> str | None:
     """The table of docs/benchmarks.md, from the JSON of a run."""
-    lines = [
-        [
-            row["over"], f"{row['cold ms']:.2f}", f"{row['warm ms']:.2f}",
-            f"{row['warm ms, lowest']:.2f}, {row['warm ms, highest']:.2f}",
-            f"{row['of raw']:.2f}", f"{row['of TCP, cold']:.2f}", f"{row['of TCP']:.2f}",
-            f"{row['empty µs']:.0f}", f"{row['empty µs, lowest']:.0f}, {row['empty µs, highest']:.0f}",
-        ]
-        for row in _rows(results)
-    ]  # fmt: skip
-    return markdown(PAGE_COLUMNS, lines)
+    cells: tuple[tuple[str, ...], ...] = (
+        ("over",), ("cold ms",), ("warm ms",), ("warm ms, lowest", "warm ms, highest"), ("of raw",), ("of TCP, cold",), ("of TCP",),
+        ("empty µs",), ("empty µs, lowest", "empty µs, highest"),
+    )  # fmt: skip
+    lines = (
+        [", ".join(pages.shown(row.get(name), COLUMNS[name].strip("×")) for name in names) for names in cells]
+        for row in pages.rows(results, ROUND_TRIPS)
+    )
+    return pages.table(PAGE_COLUMNS, lines)
 
 
-def codec_table(results: Mapping[str, Any]) -> str:
+def codec_table(results: Mapping[str, Any]) -> str | None:
     """The table of codecs of docs/benchmarks.md, from the JSON of a run."""
-    formats = {
-        "what": "{}",
-        "MB": "{:.2f}",
-        "bytes left": "{:.2f}",
-        "pack GB/s": "{:.2f}",
-        "unpack GB/s": "{:.2f}",
-    }
-    lines = [[form.format(row[name]) for name, form in formats.items()] for row in _rows(results, "Codecs")]
-    return markdown(list(formats), lines)
+    rows = pages.rows(results, "Codecs")
+    return pages.table(
+        tuple(CODECS), ([pages.shown(row.get(name), form) for name, form in CODECS.items()] for row in rows)
+    )
 
 
 def codecs(report: harness.Report, options: argparse.Namespace) -> None:
     table = report.table(
         f"Codecs, {FEATURES} × {BATCH:,} bags, vectors of {DIM}; GB/s of what is packed",
-        {
-            "what": "{}",
-            "MB": "{:.2f}",
-            "bytes left": "{:.2f}",
-            "pack GB/s": "{:.2f}",
-            "unpack GB/s": "{:.2f}",
-        },
+        CODECS,
     )
     rng = np.random.default_rng(0)
 

@@ -56,7 +56,8 @@ def test_options_are_the_benchmarks_own(tmp_path):
 @pytest.mark.parametrize("name", [pytest.param("kernels", marks=pytest.mark.heavy), "train"])
 def test_runs_without_peers_and_says_so(name, tmp_path):
     file = bench.FOLDER / f"{name}.py"
-    done = ran(file, *TINY[name], "--json", "out/found.json", cwd=tmp_path, hidden=PEERS)
+    words = (*TINY[name], "--resume", "--json", "out/found.json")
+    done = ran(file, *words, cwd=tmp_path, hidden=PEERS)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "found.json").read_text())
     assert found["benchmark"] == name
@@ -78,6 +79,8 @@ def test_runs_without_peers_and_says_so(name, tmp_path):
     else:
         assert {row["what"] for row in rows} == {"girih", "dense alone", "dense alone, girih's Replica"}
         assert all(row["samples/s"] > 0 for row in rows)
+    assert ran(file, *words, cwd=tmp_path, hidden=PEERS).returncode == 0  # which measures nothing again
+    assert json.loads((tmp_path / "out" / "found.json").read_text())["tables"] == found["tables"]
 
 
 @pytest.mark.heavy
@@ -182,15 +185,20 @@ def test_calls_are_measured_without_zeromq_and_the_pages_get_their_parts(tmp_pat
     for row in rows.values():
         assert 0 < row["warm ms, lowest"] <= row["warm ms"] <= row["warm ms, highest"]
         assert 0 < row["empty µs, lowest"] <= row["empty µs"] <= row["empty µs, highest"]
-    page = tmp_path / "page.md"
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
     page.write_text("before\n<!-- wire: round trips -->\nold\n<!-- end -->\nafter\n")
-    program = "import wire, json; wire.PAGES = ('page.md',); wire.harness.ROOT = wire.Path()\n"
+    (tmp_path / "README.md").write_text("")
+    program = "import harness, wire; harness.ROOT = harness.Path(); wire.main()\n"
     path = f"import sys; sys.path.insert(0, {str(bench.FOLDER)!r})\n"
-    (tmp_path / "pages.py").write_text(f"{path}{program}wire.write_pages(json.load(open('wire.json')))\n")
+    (tmp_path / "write.py").write_text(path + program)
     for _ in range(2):  # a page that has its parts stays as it is
-        assert ran(tmp_path / "pages.py", cwd=tmp_path).returncode == 0
+        done = ran(tmp_path / "write.py", "--from-results", "wire.json", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "docs/page.md\n"), done.stderr
         before, begin, header, _, *lines, end, after = page.read_text().splitlines()
         marks = ("<!-- wire: round trips -->", "<!-- end -->")
         assert (before, begin, end, after) == ("before", *marks, "after")
         assert header.startswith("| over | cold, ms |")
         assert len(lines) == len(rows)
+    refused = ran(tmp_path / "write.py", "--from-results", "write.py", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr

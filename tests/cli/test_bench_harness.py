@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,9 +105,9 @@ def report_of(tmp_path):
     """Opens a report of one tag, whose JSON is written after every row."""
     import harness
 
-    def opened(tag):
-        arguments = argparse.Namespace(json=tmp_path / "x.json", resume=tag)
-        return harness.Report("x", arguments, every_row=True)
+    def opened(tag, **options):
+        arguments = argparse.Namespace(json=tmp_path / "x.json", resume=tag, **options)
+        return harness.Report("x", arguments)
 
     return opened
 
@@ -118,6 +119,46 @@ def test_a_report_is_on_disk_after_every_row(report_of, tmp_path):
         (written,) = json.loads((tmp_path / "x.json").read_text())["tables"]
         assert [row["ms"] for row in written["rows"]] == list(range(number + 1))
     assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_group_of_rows_is_on_disk_as_a_whole(report_of, tmp_path):
+    report = report_of("a")
+    tables = [report.table(title, {"ms": "{:.1f}"}) for title in ("t", "u")]
+    with report.group():
+        for table in tables:
+            table.row({"ms": 1.0})
+            assert not (tmp_path / "x.json").exists()
+    written = json.loads((tmp_path / "x.json").read_text())["tables"]
+    assert [len(table["rows"]) for table in written] == [1, 1]
+
+
+def test_a_report_without_resume_and_a_pipe_are_written_once(tmp_path):
+    import harness
+
+    report = harness.Report("x", argparse.Namespace(json=tmp_path / "x.json"))
+    report.table("t", {"ms": "{}"}).row({"ms": 1.0})
+    assert not (tmp_path / "x.json").exists()
+    report = harness.Report("x", argparse.Namespace(json=Path("/dev/full"), resume=None))
+    report.table("t", {"ms": "{}"}).row({"ms": 1.0})
+    with pytest.raises(SystemExit, match="no space left"):
+        report.finish()
+
+
+def test_resume_without_a_tag_takes_the_fingerprint_of_the_code(monkeypatch, tmp_path):
+    import harness
+
+    for folder in ("src/girih", "benchmarks"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.py").write_text("a = 1\n")
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    parser = harness.parser("x", None, resumes=True)
+    assert parser.parse_args([]).resume is None
+    assert parser.parse_args(["--resume", "a"]).resume == "a"
+    tag = parser.parse_args(["--resume"]).resume
+    (tmp_path / "benchmarks" / "a.py").write_text("# a comment\na = 1\n")
+    assert parser.parse_args(["--resume"]).resume == tag
+    (tmp_path / "benchmarks" / "a.py").write_text("a = 2\n")
+    assert parser.parse_args(["--resume"]).resume != tag
 
 
 def test_a_report_that_cannot_be_written_is_one_line(report_of, tmp_path):
@@ -147,3 +188,6 @@ def test_rows_of_the_same_tag_are_kept_and_those_of_others_are_not(report_of):
     assert sizes == [("t", 2), ("u", 1)]
     assert again.as_dict()["skipped"] == {"u": "no reason"}
     assert report_of("b").as_dict()["tables"] == []
+    assert report_of("a", rounds=3).as_dict()["tables"] == []
+    assert report_of("a", parts=["u"]).has("u")
+    assert not report_of("a").has("v")

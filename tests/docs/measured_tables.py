@@ -91,24 +91,6 @@ def wait_rows():
     ]
 
 
-def training_rows():
-    return pivot(
-        table("train.json", "Training"), ["precision", "model", "D", "bag"], ["what"], ["samples/s", "girih is x as fast"]
-    )  # fmt: skip
-
-
-def kernel_rows():
-    keys = ["optimizer", "D", "ids", "bag"]
-    rows = pivot(
-        table("kernels.json", "Sparse half: "),
-        keys,
-        ["what", "threads"],
-        ["step ms", "x FBGEMM", "of memory"],
-    )
-    best = pivot(table("kernels.json", "Whole step"), keys, ["what"], ["FBGEMM TBE"])
-    return joined(rows, best, *keys)
-
-
 def threshold_rows():
     keys = ["columns", "ids", "bag", "ids per key"]
     two = [
@@ -326,17 +308,12 @@ MEASURED = (
     Measured("experiments/hierarchical", "Prediction", 0, scale_rows, ("links of 10 Gbit/s", "the paper"), 3),
     Measured("planning", "How right it is", 0, judged_rows, ("",)),
     Measured("planning", "How right it is", 1, judged_parts, ("strategy", "sizes and links, without groups that have servers")),
-    Measured("benchmarks", "Results", 0, training_rows),
-    Measured("benchmarks", "Results", 1, kernel_rows),
     Measured("benchmarks", "thresholds", 0, threshold_rows),
     Measured("benchmarks", "freshness", 0, lambda: table("freshness.json", "from an update")),
     Measured("benchmarks", "ssd_reads", 0, lambda: table("ssd-reads.json", "20,000")),
-    Measured("benchmarks", "wire", 0, lambda: table("wire.json", "Round trips")),
-    Measured("benchmarks", "wire", 1, lambda: table("wire.json", "Codecs")),
     Measured("operations", "What comes back", 1, lambda: table("faults.json", "one process")),
     Measured("operations", "What comes back", 2, fault_rows, ("killed, or stopped for 10 s",)),
     Measured("serving", "Limits", 1, lambda: table("serving-clients.json", "200 greedy")),
-    Measured("serving", "Other hosts", 0, lambda: table("serving.json", "DeepFM"), ("request",)),
     Measured("gpu", "Registers", 0, lambda: table("gpu-registers.json", "sm_90")),
 )  # fmt: skip
 

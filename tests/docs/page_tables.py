@@ -47,12 +47,17 @@ def rounds_to(value, number):
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of a page: the section that it is in, its header, and the cells of its rows."""
+    """A table of a page: the section that it is in, its header, and the cells of its rows.
+
+    Attributes:
+        benchmark: whose page part it is, as ``benchmarks/pages.py`` writes it. Empty for a table that people write.
+    """
 
     page: str
     section: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    benchmark: str = ""
 
     def __str__(self):
         return f"{self.page}, {self.section}: {' | '.join(self.header[:4])}"
@@ -65,15 +70,17 @@ def cells(line):
 @cache
 def tables_of(page):
     """All tables of a page, in their order."""
-    page_tables, section, block, in_code = [], "", [], False
+    page_tables, section, block, in_code, benchmark = [], "", [], False, ""
     for line in [*(ROOT / page).read_text(encoding="utf-8").splitlines(), ""]:
         if line.startswith("|"):
             block.append(line)
             continue
         if len(block) > 2:
             rows = tuple(map(cells, block[2:]))
-            page_tables.append(PageTable(page, section, cells(block[0]), rows))
+            page_tables.append(PageTable(page, section, cells(block[0]), rows, benchmark))
         block = []
+        if mark := re.match(r"<!-- (?:(\w+): [\w ]+|end) -->", line):
+            benchmark = mark[1] or ""
         if line.startswith("```"):
             in_code = not in_code
         elif line.startswith("#") and not in_code:
