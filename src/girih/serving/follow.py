@@ -93,6 +93,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._logged: dict[str, str] = {}
         self._merging = Merging()
         self._tensors: list[StoredTensor] = []  # the current version's dense half, without values
+        self._checked: tuple[object, tuple[Group, ...]] | None = None  # the last description and its groups
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
         self.current = self._find_version()
         if self.current is not None:
@@ -231,7 +232,7 @@ class Follower(AbstractContextManager["Follower"]):
                 f"version {number} has schema {manifest.fingerprint}, this follower {self._fingerprint}; start a new follower for it"
             )
         place, parts = self._log.place(number, whole=whole), []
-        groups = _groups_of(manifest, place.url)
+        groups = self._groups_of(manifest, place.url)
         for name, facts in manifest.shards.items():
             with place.fetch(name) as file:
                 parts.append(SegmentPart(file, f"{place}/{name}", facts))
@@ -298,9 +299,26 @@ class Follower(AbstractContextManager["Follower"]):
         most, g = max(wanted, default=(0, 0))
         if most < 2:
             return
-        files, spec = self.current.rows[g], _groups_of(self.current, str(self.directory))[g].spec
+        files, spec = self.current.rows[g], self._groups_of(self.current, str(self.directory))[g].spec
         path = self.directory / f"rows-{g}-{next(self._counts)}.safetensors"
         self._merging.begin(path, spec, g, files[:most], whole=most == len(files))
+
+    def _groups_of(self, version: ModelDescription, where: str) -> tuple[Group, ...]:
+        """Returns the groups in which a version's rows are served, if its description of the model is usable.
+
+        The description rarely changes, and its check takes longer than everything else that is read with a small segment.
+
+        Raises:
+            CheckpointError: schema, needs, recipe or normalization cannot be used.
+        """
+        description = (*_model(version), version.normalization)
+        if self._checked is None or self._checked[0] != description:
+            fault = "its schema, needs, recipe or normalization cannot be used"
+            with refusing(where, "publish again", fault=fault):
+                checked = version.checked("schema")
+                groups = served_groups(checked.schema, checked.needs, checked.options.seed)
+            self._checked = description, groups
+        return self._checked[1]
 
     def _apply_merged(self) -> None:
         result = self._merging.result()
@@ -323,7 +341,7 @@ class Follower(AbstractContextManager["Follower"]):
                 raise CheckpointError(f"{self.directory}: has versions of log {version.source.get('log')}")
             if self._fingerprint is not None and version.fingerprint != self._fingerprint:
                 raise CheckpointError(f"{self.directory}: has versions of another schema")
-            groups = _groups_of(version, str(self.directory))
+            groups = self._groups_of(version, str(self.directory))
             for group, files in zip(groups, version.rows, strict=True):
                 Stack(group.spec, [MappedFile(self.directory / f.name, f.facts) for f in files])
             parameters = version.dense.parameters
@@ -392,17 +410,6 @@ def _names(version: Signature) -> set[str]:
 
 def _model(version: ModelDescription) -> tuple[object, ...]:
     return version.schema, version.needs, version.recipe
-
-
-def _groups_of(version: ModelDescription, where: str) -> tuple[Group, ...]:
-    """Returns the groups in which a version's rows are served, if its description of the model is usable.
-
-    Raises:
-        CheckpointError: schema, needs, recipe or normalization cannot be used.
-    """
-    with refusing(where, "publish again", fault="its schema, needs, recipe or normalization cannot be used"):
-        checked = version.checked("schema")
-        return served_groups(checked.schema, checked.needs, checked.options.seed)
 
 
 def _same_run(head: LogHead, current: Signature) -> bool:

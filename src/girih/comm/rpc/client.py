@@ -298,7 +298,9 @@ class Client(Poller):
                 del frame
         except Exception as error:
             self._broken = error
-        except BaseException:  # a signal's handler raised it on the caller's thread; the stream may be amid a message
+        except (
+            BaseException
+        ):  # a signal's handler raised it on the caller's thread; the stream may be amid a message
             self._broken = ConnectionLost("a receiving thread was interrupted")
             raise
 
