@@ -213,6 +213,64 @@ def test_a_client_that_fails_raises_at_all_replies(address, waits, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "shm://"])
+@pytest.mark.parametrize("amid_a_message", [False, True])
+def test_a_signal_that_interrupts_a_waiting_thread_loses_no_reply(address, amid_a_message, monkeypatch):
+    class Interrupt(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    held = queue.Queue()
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with (
+            listen(held.put, address=address, secret=SECRET) as server,
+            connect(server.address, secret=SECRET) as client,
+        ):
+            calls = [client.call(n) for n in range(3)]
+            requests = [held.get(timeout=10) for _ in calls]
+            if amid_a_message:
+                receive = type(client._session.connection).receive
+
+                def interrupted(connection):
+                    if threading.current_thread() is threading.main_thread() and not client.num_reconnects:
+                        os.kill(os.getpid(), signal.SIGUSR1)
+                    return receive(connection)
+
+                monkeypatch.setattr(type(client._session.connection), "receive", interrupted)
+                threading.Timer(0.05, requests[0].reply).start()
+            else:
+                threading.Timer(
+                    0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1)
+                ).start()
+            with pytest.raises(Interrupt):
+                calls[0].wait(10)
+            for request in requests[amid_a_message:]:
+                request.reply((request.frame.kind,))
+            for call in calls:
+                call.wait(10)
+            assert client.num_reconnects == amid_a_message
+            assert client.num_lost == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "shm://"])
+def test_a_client_that_is_closed_ends_the_wait_of_another_thread(address):
+    held = queue.Queue()
+    with listen(held.put, address=address, secret=SECRET) as server:
+        client = connect(server.address, secret=SECRET)
+        call = client.call(1)
+        held.get(timeout=10)
+        threading.Timer(0.05, client.close).start()
+        start = time.monotonic()
+        with pytest.raises(WireError, match="closed on this side"):
+            call.wait(30)
+        assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "shm://"])
 def test_a_server_that_fails_closes_and_its_clients_notice(address, monkeypatch, caplog):
     held = queue.Queue()
     server = listen(held.put, address=address, secret=SECRET)

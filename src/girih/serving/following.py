@@ -21,8 +21,8 @@ from girih.serving.children import READY, ChildProcess, end_with_parent
 from girih.serving.follow import Follower
 from girih.serving.limits import Notify
 
-_NICE = 10
-"""The priority of the process. Answers have priority over updates on a shared core."""
+_NICE = 5
+"""The priority of the process. Answers have priority over updates on a shared core, and updates get a quarter of it."""
 LOOK_EVERY_S = 0.1
 _LOOK_ELSEWHERE_EVERY_S = 0.25  # each look is two requests
 _REFUSED = 2
@@ -64,7 +64,7 @@ class Following(contextlib.AbstractContextManager["Following"]):
 
 def main() -> int:
     """Follows a log until it must end. Returns the status of the process."""
-    os.nice(_NICE)
+    _yield_to_servers()
     instructions = json.loads(sys.stdin.readline())
     directory = Path(instructions["directory"])
     end_with_parent(sys.stdin)
@@ -83,6 +83,17 @@ def main() -> int:
     except GirihError as error:
         notify(" ".join(str(error).split()))
         return _REFUSED
+
+
+def _yield_to_servers() -> None:
+    """Lets servers run before this process if both need a core.
+
+    Linux may share cores by sessions first. Then niceness only counts within a session, and a session has a niceness of
+    its own.
+    """
+    os.nice(_NICE)
+    with contextlib.suppress(OSError):  # another system, or a group of its own in a container
+        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 def notify(line: str) -> None:

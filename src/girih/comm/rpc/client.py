@@ -298,9 +298,8 @@ class Client(Poller):
                 del frame
         except Exception as error:
             self._broken = error
-        except (
-            BaseException
-        ):  # a signal's handler raised it on the caller's thread; the stream may be amid a message
+        except BaseException:
+            # A signal's handler raised it on the caller's thread, perhaps amid a message.
             self._broken = ConnectionLost("a receiving thread was interrupted")
             raise
 
