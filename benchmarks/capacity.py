@@ -412,7 +412,7 @@ def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
         last = in_memory[-1]
         summary = (
             f"- {last['rows'] / 1e6:g} million rows of dim {options['dim']}: {pages.shown(last.get('all'), '{:.1f}')} bytes per row, with"
-            f" optimizer. {pages.measured(results)}."
+            " optimizer."
         )
     return {
         "sizes": pages.paragraphs(pages.sentences(caption, flat), pages.table(header, lines)),

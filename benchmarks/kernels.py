@@ -300,7 +300,7 @@ def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
         if found
         else None,
         "features": _features(results),
-        "summary": _summary(found, best, results) if found else None,
+        "summary": _summary(best) if found else None,
     }
 
 
@@ -343,23 +343,9 @@ def _features(results: Mapping[str, Any]) -> str | None:
     )
 
 
-def _summary(
-    found: Sequence[dict[str, Any]], best: Sequence[dict[str, Any]], results: Mapping[str, Any]
-) -> str:
-    case = {"optimizer": "adagrad", "D": 16, "ids": "zipf", "bag": 1}
-    ms = {
-        (row["what"], row["threads"]): pages.shown(row.get("step ms"), "{:.1f}")
-        for row in found if case.items() <= row.items()
-    }  # fmt: skip
-    ours, theirs, alone = (
-        ms.get(key, "–") for key in (("girih packed", 2), ("FBGEMM TBE", 2), ("FBGEMM TBE", 1))
-    )
+def _summary(best: Sequence[dict[str, Any]]) -> str:
     ratios = [row.get("FBGEMM TBE") for row in best if row["what"] == "girih packed"]
-    return (
-        f"- The sparse half alone (Adagrad, D = 16, Zipf ids, one id per bag, two threads): {ours} ms per step, with tables that grow."
-        f" FBGEMM takes {theirs} ms ({alone} on one thread), with static tables."
-        f" {pages.compared(ratios, 'FBGEMM', ', each at its best number of threads')} {pages.measured(results)}."
-    )
+    return "- The sparse half alone: " + pages.compared(ratios, "FBGEMM's static tables")
 
 
 if __name__ == "__main__":

@@ -230,23 +230,10 @@ def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
         "sentences": pages.sentences(f"{pages.measured(results)}.", *compared.values(), *steps)
         if lines
         else None,
-        "summary": _summary(results, compared["TorchRec tables"]) if lines else None,
+        "summary": f"- Whole steps: {compared['TorchRec tables']} {pages.measured(results)}."
+        if lines
+        else None,
     }
-
-
-def _summary(results: Mapping[str, Any], compared: str) -> str:
-    rates = {
-        what: [
-            _thousands(pages.row(results, "Training", model="dlrm", D=16, bag=1, what=what, precision=precision).get("samples/s"))
-            for precision in ("float32", "bfloat16")
-        ]
-        for what in ("girih", "TorchRec tables")
-    }  # fmt: skip
-    ours, theirs = rates.values()
-    return (
-        f"- Whole steps of DLRM (D = 16, one id per bag): {ours[0]} thousand samples/s, and {ours[1]} in bfloat16. With TorchRec's"
-        f" tables the network has {theirs[0]} and {theirs[1]}. {compared} {pages.measured(results)}."
-    )
 
 
 def _thousands(rate: float | None) -> str:
