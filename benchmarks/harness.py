@@ -314,9 +314,7 @@ class Report:
         self._row_added()
 
     def _row_added(self) -> None:
-        if self._writes_rows and (
-            self.file.is_file() or not self.file.exists()
-        ):  # a pipe gets the whole once
+        if self._writes_rows and not self.file.is_fifo():  # a pipe gets the whole once
             self._write()
 
     def finish(self) -> None:

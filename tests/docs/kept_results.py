@@ -5,7 +5,7 @@ data and no network.
 """
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import json
 import os
@@ -62,10 +62,16 @@ def table(source, title):
     return matching[0]["rows"]
 
 
+@cache
 def benchmark(name):
-    """A benchmark's module. Benchmarks import each other from their folder."""
+    """A benchmark's module. Benchmarks import each other from their folder. A folder of tests may have the same name."""
     with mock.patch.object(sys, "path", [str(ROOT / "benchmarks"), *sys.path]):
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        if module.__file__ is None:
+            spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        return module
 
 
 def _redrawn(source):

@@ -240,18 +240,19 @@ class Client(Poller):
             return
         try:
             self._take_all(connection)
-        finally:
-            self._receiving.release()
-        error, self._broken = self._broken, None
-        if error is not None:
+            error, self._broken = self._broken, None
+            if error is None:
+                return
             if not isinstance(error, WireError):
                 raise error
-            self.num_damaged += not isinstance(error, ConnectionLost)
-            _LOG.debug("%s: %s", self.address, error)
-            if not self._pause_s or time.monotonic() - self._connected_s > _LASTING_S:  # it was useful
-                self._useful_s = time.monotonic()
-            self._detach(self._session)
-            self._give_up(error)
+            self._detach(self._session)  # before another thread may receive
+        finally:
+            self._receiving.release()
+        self.num_damaged += not isinstance(error, ConnectionLost)
+        _LOG.debug("%s: %s", self.address, error)
+        if not self._pause_s or time.monotonic() - self._connected_s > _LASTING_S:  # it was useful
+            self._useful_s = time.monotonic()
+        self._give_up(error)
 
     def _receive_until(self, reply: Reply, timeout_s: float | None) -> float | None:
         """Receives on the calling thread until a reply is done, unless another thread does. Returns the rest of the time.
