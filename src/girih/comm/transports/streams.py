@@ -136,8 +136,7 @@ class SocketStream:
                 continue
             rest = bytes(self._scratch[self._start : self._end])
             self._scratch[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
-            self._end += self._read(self._scratch[len(rest) :])
+            self._start, self._end = 0, len(rest) + self._read(self._scratch[len(rest) :])
 
     def _fill(self, wanted: memoryview) -> Iterator[bool]:
         """Fills memory with received bytes. Yields False each time that no bytes have arrived."""
