@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -138,10 +140,21 @@ def test_a_report_without_resume_and_a_pipe_are_written_once(tmp_path):
     report = harness.Report("x", argparse.Namespace(json=tmp_path / "x.json"))
     report.table("t", {"ms": "{}"}).row({"ms": 1.0})
     assert not (tmp_path / "x.json").exists()
-    report = harness.Report("x", argparse.Namespace(json=Path("/dev/full"), resume=None))
-    report.table("t", {"ms": "{}"}).row({"ms": 1.0})
-    with pytest.raises(SystemExit, match="no space left"):
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        text = pool.submit((tmp_path / "pipe").read_text)
+        report = harness.Report("x", argparse.Namespace(json=tmp_path / "pipe", resume=None))
+        report.table("t", {"ms": "{}"}).row({"ms": 1.0})
         report.finish()
+        assert json.loads(text.result(10))["tables"][0]["rows"] == [{"ms": 1.0}]
+
+
+def test_a_full_disk_ends_a_benchmark_at_its_first_row():
+    import harness
+
+    report = harness.Report("x", argparse.Namespace(json=Path("/dev/full"), resume=None))
+    with pytest.raises(SystemExit, match="no space left"):
+        report.table("t", {"ms": "{}"}).row({"ms": 1.0})
 
 
 def test_resume_without_a_tag_takes_the_fingerprint_of_the_code(monkeypatch, tmp_path):
