@@ -65,6 +65,32 @@ class _Unreachable(CheckpointError):
     """The error if no available segments or snapshot lead to a version, for now."""
 
 
+class _CheckedGroups:
+    """The groups of the last description of a model.
+
+    The description rarely changes, and its check takes longer than everything else that is read with a small segment.
+    """
+
+    def __init__(self) -> None:
+        self._description: tuple[object, ...] = ()
+        self._groups: tuple[Group, ...] = ()
+
+    def of(self, version: ModelDescription, where: str) -> tuple[Group, ...]:
+        """Returns the groups in which a version's rows are served, if its description of the model is usable.
+
+        Raises:
+            CheckpointError: schema, needs, recipe or normalization cannot be used.
+        """
+        description = (*_model(version), version.normalization)
+        if self._description != description:
+            fault = "its schema, needs, recipe or normalization cannot be used"
+            with refusing(where, "publish again", fault=fault):
+                checked = version.checked("schema")
+                self._groups = served_groups(checked.schema, checked.needs, checked.options.seed)
+            self._description = description
+        return self._groups
+
+
 class Follower(AbstractContextManager["Follower"]):
     """Follows a log into a directory of this machine. One thread uses it.
 
@@ -93,7 +119,7 @@ class Follower(AbstractContextManager["Follower"]):
         self._logged: dict[str, str] = {}
         self._merging = Merging()
         self._tensors: list[StoredTensor] = []  # the current version's dense half, without values
-        self._checked: tuple[object, tuple[Group, ...]] | None = None  # the last description and its groups
+        self._groups = _CheckedGroups()
         self._recent: deque[set[str]] = deque(maxlen=_KEPT)
         self.current = self._find_version()
         if self.current is not None:
@@ -232,7 +258,7 @@ class Follower(AbstractContextManager["Follower"]):
                 f"version {number} has schema {manifest.fingerprint}, this follower {self._fingerprint}; start a new follower for it"
             )
         place, parts = self._log.place(number, whole=whole), []
-        groups = self._groups_of(manifest, place.url)
+        groups = self._groups.of(manifest, place.url)
         for name, facts in manifest.shards.items():
             with place.fetch(name) as file:
                 parts.append(SegmentPart(file, f"{place}/{name}", facts))
@@ -299,26 +325,9 @@ class Follower(AbstractContextManager["Follower"]):
         most, g = max(wanted, default=(0, 0))
         if most < 2:
             return
-        files, spec = self.current.rows[g], self._groups_of(self.current, str(self.directory))[g].spec
+        files, spec = self.current.rows[g], self._groups.of(self.current, str(self.directory))[g].spec
         path = self.directory / f"rows-{g}-{next(self._counts)}.safetensors"
         self._merging.begin(path, spec, g, files[:most], whole=most == len(files))
-
-    def _groups_of(self, version: ModelDescription, where: str) -> tuple[Group, ...]:
-        """Returns the groups in which a version's rows are served, if its description of the model is usable.
-
-        The description rarely changes, and its check takes longer than everything else that is read with a small segment.
-
-        Raises:
-            CheckpointError: schema, needs, recipe or normalization cannot be used.
-        """
-        description = (*_model(version), version.normalization)
-        if self._checked is None or self._checked[0] != description:
-            fault = "its schema, needs, recipe or normalization cannot be used"
-            with refusing(where, "publish again", fault=fault):
-                checked = version.checked("schema")
-                groups = served_groups(checked.schema, checked.needs, checked.options.seed)
-            self._checked = description, groups
-        return self._checked[1]
 
     def _apply_merged(self) -> None:
         result = self._merging.result()
@@ -341,7 +350,7 @@ class Follower(AbstractContextManager["Follower"]):
                 raise CheckpointError(f"{self.directory}: has versions of log {version.source.get('log')}")
             if self._fingerprint is not None and version.fingerprint != self._fingerprint:
                 raise CheckpointError(f"{self.directory}: has versions of another schema")
-            groups = self._groups_of(version, str(self.directory))
+            groups = self._groups.of(version, str(self.directory))
             for group, files in zip(groups, version.rows, strict=True):
                 Stack(group.spec, [MappedFile(self.directory / f.name, f.facts) for f in files])
             parameters = version.dense.parameters

@@ -93,9 +93,7 @@ _LEAST_PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 0.25
 _GONE_S: Final = 0.5  # a server counts as dead after refusing connections for this time
 _LASTING_S: Final = 1.0
-_LOOK_S: Final = (
-    0.1  # the longest time in which a receiving caller does not notice that the client was closed
-)
+_LOOK_S: Final = 0.1  # the time after which a receiving caller notices that the client was closed
 _MOST_UNACKNOWLEDGED_BYTES: Final = 1 << 22  # replies whose memory the server still holds
 
 
@@ -184,7 +182,7 @@ class Client(Poller):
         with self._session.lock:
             self._session.send_status(Status.GOODBYE)
             replies = [*self._waiting.values(), *self._unsent]
-        # A caller may wait for the file that is closed now. It notices this soon, unless it runs this method's caller.
+        # A receiving caller notices the end soon, unless one of its callbacks closes the client.
         waited = self._receiving.acquire(timeout=2 * _LOOK_S)
         self._detach(self._session, LINGER_S)
         if waited:
