@@ -128,6 +128,6 @@ def module_command(module: str, *words: str) -> list[str]:
 
     ``-P`` keeps the working directory off the import path. Otherwise a user's file ``http.py`` or ``queue.py`` would be
     imported instead of the standard module. Classes that a config names are still found, see
-    :func:`girih.config.user_code.load_object`.
+    :func:`girih.config.user_code.load_object`. ``-u`` writes what is printed at once, so that a kill loses nothing.
     """
-    return [sys.executable, "-P", "-m", module, *words]
+    return [sys.executable, "-Pu", "-m", module, *words]
