@@ -22,7 +22,7 @@ from typing import Any
 import harness
 from experiments import RESULTS, markdown
 
-BENCHMARKS = ("train", "kernels", "capacity", "tiers", "data", "wire", "serving", "start")
+BENCHMARKS = ("train", "kernels", "kernel_times", "capacity", "tiers", "data", "wire", "serving", "start")
 """Benchmarks that write parts of pages, each from ``docs/results/NAME.json``."""
 PART = r"(<!-- {name}: ([\w ]+) -->\n)(.*?)(?=<!-- end -->)"
 Parts = Mapping[str, str | None]
