@@ -316,7 +316,7 @@ class BagPooler:
                     )  # fmt: skip
             nonfinite = -1
             for first, last in ranges:
-                nonfinite = max(nonfinite, gradient_kernels.first_nonfinite(first, last, totals))
+                nonfinite = max(nonfinite, gradient_kernels.first_nonfinite(first, last, sealed(totals)))
             return nonfinite
 
         return totals, max(run_parts(self._pool, len(self._parts), scatter_part, len(keys.inverse)))

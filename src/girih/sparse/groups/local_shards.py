@@ -5,6 +5,7 @@ All processes of a run hold the same number of shards, with consecutive numbers.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.publishing.shards import SegmentRows, SegmentShards
 from girih.sparse.groups.pack import Group
-from girih.sparse.options import StoreOptions
+from girih.sparse.options import MOST_THREADS, StoreOptions
 from girih.store import Keys, LiveSnapshot, Push, SnapshotFile, Store, write_rows
 from girih.store.clock import refuse_expired
 from girih.store.spec import shard_of
@@ -94,7 +95,8 @@ class LocalShards:
         self._first_file = place * self.shards_each
         if elsewhere is not None:
             place, num_places = 0, 1
-        self.pool = ThreadPoolExecutor(self.shards_each, "girih-shard") if self.shards_each > 1 else None
+        self.num_threads = min(self.shards_each, max(MOST_THREADS, len(os.sched_getaffinity(0))))
+        self.pool = ThreadPoolExecutor(self.num_threads, "girih-shard") if self.num_threads > 1 else None
         self.stores: list[list[Store]] = [[] for _ in groups]
         num_shards = num_places * self.shards_each
         num_tables = sum(len(group.spec.tables) for group in groups) + len(self._elsewhere)
@@ -150,11 +152,6 @@ class LocalShards:
             "no row is torn" if not torn else f"torn rows (partly from before an update): {', '.join(torn)}"
         )
         return f"{len(repaired)} of {len(list(self.files()))} shards were repaired, {rows}"
-
-    def note_push(self, push: Push) -> None:
-        """Records a push as applied in all shards, also in shards without keys of the push."""
-        for _, store in self.files():
-            store.note_push(push)
 
     def have_applied(self, push: Push) -> bool:
         """Returns whether all shards have applied a push completely."""
