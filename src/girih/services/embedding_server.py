@@ -268,8 +268,7 @@ class EmbeddingServer(Service):
             with self.stats.spans("sum"):
                 sums = self._sum(updates)
         except Exception as error:
-            for request in requests:
-                request.fail(error)
+            _answer_all(requests, error)
             return
         for _, (_, num_before) in updates:
             if num_before is not None:
@@ -296,11 +295,7 @@ class EmbeddingServer(Service):
         def done(error: Exception | None) -> None:
             if push is not None:
                 self._running.discard(push)
-            for request in requests:
-                if error is None:
-                    request.reply()
-                else:
-                    request.fail(error)
+            _answer_all(requests, error)
 
         num_keys = sum(len(keys.keys) for _, (reads, _) in updates for keys in reads)
         self._queues.put("update", apply, done, range(len(sums)), at_once=num_keys < FEW_IDS)
@@ -312,21 +307,11 @@ class EmbeddingServer(Service):
         """
         by_group: list[list[tuple[SortedKeys, NDArray[np.float32]]]] = []
         for g, stores in enumerate(self._shards.stores):
-            dim = stores[0].spec.dim
             answers = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
-            took_part = any(gradient.shape != TOOK_NO_PART for _, gradient in answers)
-            by_group.append(
-                [
-                    (
-                        keys,
-                        gradient
-                        if gradient.shape != TOOK_NO_PART
-                        else np.zeros((len(keys.keys), dim), np.float32),
-                    )
-                    for keys, gradient in answers
-                    if took_part
-                ]
-            )
+            if all(gradient.shape == TOOK_NO_PART for _, gradient in answers):
+                answers = []
+            dim = stores[0].spec.dim
+            by_group.append([(keys, _or_zeros(gradient, keys, dim)) for keys, gradient in answers])
 
         def sum_part(p: int) -> list[PartUpdate | None]:
             sums, shards = self._sums[p], self._queues.parts[p]
@@ -400,3 +385,16 @@ class EmbeddingServer(Service):
 
 def _segment_name(*, is_whole: bool) -> str:
     return "snapshot" if is_whole else "segment"
+
+
+def _answer_all(requests: Sequence[Request], error: Exception | None) -> None:
+    for request in requests:
+        if error is None:
+            request.reply()
+        else:
+            request.fail(error)
+
+
+def _or_zeros(gradient: NDArray[np.float32], keys: SortedKeys, dim: int) -> NDArray[np.float32]:
+    """Returns the gradient, or zeros for a trainer whose examples took no part in the loss."""
+    return np.zeros((len(keys.keys), dim), np.float32) if gradient.shape == TOOK_NO_PART else gradient

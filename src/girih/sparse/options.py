@@ -27,8 +27,8 @@ class StoreOptions(Options):
     """Options of the store: the number of shards, and the memory that holds rows.
 
     Attributes:
-        shards: number of parts of every table, by key, from 1 to 4,096. A thread holds one part; more parts than 8 and
-            than cores share threads. Results do not depend on it, unless a table has ``max_rows``: then each shard
+        shards: number of parts of every table, by key, from 1 to 4,096. Up to 8 parts have a thread each, and more parts
+            share one thread per core. Results do not depend on it, unless a table has ``max_rows``: then each shard
             holds its part of ``max_rows``, rounded up, and evicts rows within that part. None takes the number of torch
             threads in a trainer, and the number of cores elsewhere, at most 8. If ``max_rows`` or ``reserve_rows``
             limits the rows, None takes 1.

@@ -5,7 +5,6 @@ All processes of a run hold the same number of shards, with consecutive numbers.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,8 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.publishing.shards import SegmentRows, SegmentShards
 from girih.sparse.groups.pack import Group
-from girih.sparse.options import MOST_THREADS, StoreOptions
+from girih.sparse.groups.shards import threads_for
+from girih.sparse.options import StoreOptions
 from girih.store import Keys, LiveSnapshot, Push, SnapshotFile, Store, write_rows
 from girih.store.clock import refuse_expired
 from girih.store.spec import shard_of
@@ -95,7 +95,7 @@ class LocalShards:
         self._first_file = place * self.shards_each
         if elsewhere is not None:
             place, num_places = 0, 1
-        self.num_threads = min(self.shards_each, max(MOST_THREADS, len(os.sched_getaffinity(0))))
+        self.num_threads = threads_for(self.shards_each)
         self.pool = ThreadPoolExecutor(self.num_threads, "girih-shard") if self.num_threads > 1 else None
         self.stores: list[list[Store]] = [[] for _ in groups]
         num_shards = num_places * self.shards_each
