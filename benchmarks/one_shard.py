@@ -6,7 +6,7 @@ reserved before the first row. A step reads ``--keys`` rows, drawn alike from al
 same kind of arena. The two take turns.
 
     girih bench one_shard --directory DIR --json docs/results/one_shard.json
-        the whole: 20 GB of memory for the page cache (the arena is 19 GB), 37 GB of disk at DIR, about half an hour on two cores
+        the whole: 21 GB of free memory for the page cache (the arena is 19 GB) and 39 GB of free disk at DIR
     girih bench one_shard --rows 2000000        a smaller one
 
 If memory or disk has no room for all rows, it takes the largest shard that has room, and says so.
