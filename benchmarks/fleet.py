@@ -39,7 +39,9 @@ from girih.data import Dataset
 from girih.data.options import SplitName
 from girih.planner import plan as plans
 from girih.processes.pipe import module_command
+from girih.sparse.options import StoreOptions
 from girih.sparse.protocol import NO_TURN, SparseVerb
+from girih.store import shard_of
 from girih.trainer import Trainer
 
 FEATURES, NUMERIC = 26, 13
@@ -342,7 +344,7 @@ def _run(plan: Plan) -> dict[str, Any]:
         with settings.trainer(run=keep, callbacks=[meter, curve], cluster=cluster) as trainer:
             trainer.check(data["train"], data.get("valid"))
             start = time.perf_counter()
-            fill(trainer, data["train"], plan.fill)
+            fill(trainer, data["train"], plan.fill, settings.store)
             filled_s = time.perf_counter() - start
             curve.watch(trainer)
             meter.watch(trainer)
@@ -365,16 +367,19 @@ def _run(plan: Plan) -> dict[str, Any]:
     }
 
 
-def fill(trainer: Trainer, data: Dataset, rows: int) -> None:
+def fill(trainer: Trainer, data: Dataset, rows: int, store: StoreOptions) -> None:
     """Has servers make the rows of ids, asked as embedding workers ask; one table, one server."""
     if not rows:
         return
     trainer._run.open(data)  # the others come to it in ``fit``
     (server,) = trainer.sparse._servers
+    num_shards = store.num_shards((group.spec for group in trainer.sparse.groups), CORES)
     waiting: deque[Any] = deque()
     for ticket, first in enumerate(range(0, rows, FILLED_AT_ONCE)):
         keys = np.arange(first, min(rows, first + FILLED_AT_ONCE))
-        asked = (np.array([len(keys)]), keys, np.ones(len(keys), np.int32))
+        shards = shard_of(keys, np.zeros(len(keys), np.int32), num_shards)
+        lengths = np.bincount(shards, minlength=num_shards)
+        asked = (lengths, keys[np.argsort(shards, kind="stable")], np.ones(len(keys), np.int32))
         nobody = 1 << 20  # no trainer's staleness is touched
         waiting.append(server.call(SparseVerb.LOOKUP, (ticket, nobody, ticket, 1, 0, 1), asked))
         waiting.append(server.call(SparseVerb.DROP, (ticket, nobody, ticket, NO_TURN)))

@@ -75,7 +75,7 @@ SCHEMAS = [
     (lambda: girih.TrainOptions(max_steps=2.5), "max_steps = 2.5: expected an integer of at least 1"),
     (lambda: girih.TrainOptions(log_every_steps=True), "log_every_steps = True: expected an integer of at"),
     (lambda: girih.TrainOptions(clip_norm="1"), "clip_norm = '1': expected a finite number > 0"),
-    (lambda: girih.StoreOptions(shards=0), "shards = 0: expected an integer from 1 to 256"),
+    (lambda: girih.StoreOptions(shards=0), "shards = 0: expected an integer from 1 to 4096"),
     (lambda: girih.models.DIN(SCHEMA), "din: the schema has no sequence feature"),
 ]  # fmt: skip
 

@@ -37,6 +37,7 @@ from girih.services.embedding_worker import EmbeddingWorker
 from girih.services.group_server import GroupServer
 from girih.sparse.options import StoreOptions
 from girih.sparse.protocol import NO_TURN, BatchCodec, SparseVerb
+from girih.sparse.routing.sorted_keys import SortedKeys
 from girih.sparse.spec import SparseSpec
 
 SCHEMA = girih.Schema(
@@ -166,15 +167,20 @@ def server(stack, path, num_contributors=2):
 
     def state():
         found = []
-        for reader in work._readers:
-            _, values = reader.read(keys, counts, lengths[None, :], 0, train=False)
+        for stores in work._shards.stores:
+            values = np.empty((len(keys), stores[0].spec.dim), np.float32)
+            asked = SortedKeys.received(stores, lengths, keys, counts)
+            asked.read(stores, range(len(stores)), 0, values, train=False)
             found.append(digest(values))
         done = {trainer: done.count for trainer, done in work._done.items() if done.count}
         lasting = found, work._shards.rows(), done, work._num_updates
         parts = {turn: sorted(parts.waiting) for turn, parts in work._turns.items() if parts.waiting}
         return lasting, sorted(work._reads), parts
 
-    settle = partial(settled, work._pool, work._writing)
+    def settle():
+        settled(work._pool, work._writing)
+        work._queues.drain()
+
     return Endpoint(work.handle, settle, state, samples, lasting=lambda state: state[0])
 
 

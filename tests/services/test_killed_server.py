@@ -40,7 +40,7 @@ class Killed:
         self._client = connect(self.handle.address, secret=SECRET, resolve=resolve)
         stack.callback(self._client.close)
         (group,) = spec.groups()
-        asked = KeyRouter(group, 1, 2).ask(batch_of(range(IDS), range(IDS, 2 * IDS)))
+        asked = KeyRouter(group, 1, 2, by_shard=True).ask(batch_of(range(IDS), range(IDS, 2 * IDS)))
         self.lengths, self.keys, self.counts = asked.of_place(0)
         self._grads = np.ones((len(self.keys), group.spec.dim), np.float32)
 

@@ -93,7 +93,7 @@ def test_a_server_that_does_not_come_back_refuses_what_it_did_not_read(asker):
 def test_keys_that_do_not_add_up_are_refused(asker):
     own = asker()
     own._lengths = own._lengths + 1
-    with pytest.raises(WireError, match="expected int64 keys of 2 tables"):
+    with pytest.raises(WireError, match="expected int64 lengths of 2 tables"):
         answer(own.push(9, 0, with_keys=True))
 
 

@@ -52,7 +52,7 @@ def leaves_of(embeddings):
 
 
 @pytest.mark.parametrize("num_tables", [1, 2, 5])
-@pytest.mark.parametrize("shards", [2, 3, 8])
+@pytest.mark.parametrize("shards", [2, 3, 8, 20])
 @pytest.mark.parametrize(("first_order", "sequence", "weighted"), [(True, False, False), (False, True, True)])
 def test_any_number_of_shards(num_tables, shards, first_order, sequence, weighted):
     options = {"first_order": first_order, "sequence": sequence}

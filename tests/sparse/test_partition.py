@@ -47,8 +47,8 @@ def test_every_key_has_one_part(num_tables, features_of_each, num_shards):
 
 
 def test_a_table_alone_is_cut_by_shards():
-    assert [part.shard for part in partition(group_of(1), 3)] == [0, 1, 2]
-    assert [part.shard for part in partition(group_of(5), 3)] == [None] * 3
+    assert [part.shards for part in partition(group_of(1), 3)] == [(0, 3), (1, 3), (2, 3)]
+    assert [part.shards for part in partition(group_of(5), 3)] == [None] * 3
 
 
 def test_first_order_weights_are_pooled_with_their_embeddings():

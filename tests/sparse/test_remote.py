@@ -12,6 +12,7 @@ import girih
 from girih.checkpoint import Storage
 from girih.checkpoint.parts import PartReader
 from girih.comm.group.trainers import NO_NUMBERS, Vote
+from girih.comm.rpc import Request
 from girih.comm.service import answer, as_text, from_text
 from girih.errors import GirihError, NonFiniteError, StorageFullError, WireError
 from girih.sparse.groups.bags import BagPooler
@@ -19,7 +20,6 @@ from girih.sparse.groups.local_shards import LocalShards
 from girih.sparse.groups.shards import as_rows
 from girih.sparse.halves.staging import Staging
 from girih.sparse.protocol import BatchCodec, SparseVerb
-from girih.sparse.routing.shard_reader import ShardReader
 from girih.tables import LRU, MinCount
 from girih.telemetry.stats import wire_bytes
 from remote_site import batch_of, give, site, spec_of
@@ -275,11 +275,18 @@ def test_rows_and_gradients_that_do_not_fit_are_refused_before_a_kernel_follows_
 
         return wrapped
 
+    def spoil_rows(reply):
+        def wrapped(self, fields=(), arrays=()):
+            is_rows = self.frame.kind == SparseVerb.LOOKUP
+            reply(self, fields, [distort(array) for array in arrays] if is_rows else arrays)
+
+        return wrapped
+
     with site(num_servers=2) as here:
         (trainer,) = here.trainers
         before = here.peek(batch)
         spoils = (
-            (ShardReader, "read", lambda found: (found[0], distort(found[1]))),  # server to worker
+            (Request, "reply", None),  # server to worker
             (
                 BatchCodec,
                 "pack_gradients",
@@ -289,7 +296,8 @@ def test_rows_and_gradients_that_do_not_fit_are_refused_before_a_kernel_follows_
         )
         for cls, name, spoiled in spoils:
             with monkeypatch.context() as patched:
-                patched.setattr(cls, name, spoil(getattr(cls, name), spoiled))
+                method = getattr(cls, name)
+                patched.setattr(cls, name, spoil(method, spoiled) if spoiled else spoil_rows(method))
                 with pytest.raises(WireError, match=told) as caught:
                     take_step(trainer, here)
             assert "\n" not in str(caught.value)

@@ -272,12 +272,12 @@ def of_bits(bits):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_first_key_that_is_not_finite(bad):
     totals = np.ones((5, 20), np.float32) * np.float32(3e38)
-    assert gradient_kernels.first_nonfinite(0, 5, totals) == -1
+    assert gradient_kernels.first_nonfinite(0, 5, sealed(totals)) == -1
     totals[2, 18] = bad
-    assert gradient_kernels.first_nonfinite(0, 5, totals) == 2
-    assert gradient_kernels.first_nonfinite(3, 5, totals) == -1
+    assert gradient_kernels.first_nonfinite(0, 5, sealed(totals)) == 2
+    assert gradient_kernels.first_nonfinite(3, 5, sealed(totals)) == -1
     totals[1, 0] = bad
-    assert gradient_kernels.first_nonfinite(0, 5, totals) == 1
+    assert gradient_kernels.first_nonfinite(0, 5, sealed(totals)) == 1
 
 
 @pytest.mark.parametrize("dim", [1, 8, 16, 17, 48, 65])

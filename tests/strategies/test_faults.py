@@ -21,7 +21,7 @@ from girih.data.click_log import click_log
 from girih.errors import CheckpointError, GirihError, WireTimeout
 from girih.services.loader import _Pass
 from girih.sparse.protocol import SparseVerb
-from girih.sparse.routing.shard_reader import ShardReader
+from girih.sparse.routing.sorted_keys import PartUpdate, SortedKeys
 from runs import columns_of, command, difference, latest, relative_difference, train
 from support.faults import Faults
 from support.faults import connect as connect_with_faults
@@ -52,9 +52,11 @@ def test_hybrid_with_1_trainer_1_worker_1_server_equals_local(directory):
     assert difference(directory / "local", directory / "one-each") == (0, 0)
 
 
-@pytest.mark.parametrize("verb", ["read", "apply"])
-def test_persia_defect_3_a_failed_lookup_or_update_ends_the_run_with_its_error(directory, monkeypatch, verb):
-    original, calls = getattr(ShardReader, verb), []
+@pytest.mark.parametrize(("kind", "verb"), [(SortedKeys, "read"), (PartUpdate, "apply")])
+def test_persia_defect_3_a_failed_lookup_or_update_ends_the_run_with_its_error(
+    directory, monkeypatch, kind, verb
+):
+    original, calls = getattr(kind, verb), []
 
     def fail_once(self, *arguments, **options):
         calls.append(verb)
@@ -62,7 +64,7 @@ def test_persia_defect_3_a_failed_lookup_or_update_ends_the_run_with_its_error(d
             raise RuntimeError("the memory of this row is damaged")
         return original(self, *arguments, **options)
 
-    monkeypatch.setattr(ShardReader, verb, fail_once)
+    monkeypatch.setattr(kind, verb, fail_once)
     with pytest.raises(GirihError, match="the memory of this row is damaged"):
         play(directory, hybrid(f"failing-{verb}", options=[*TWO_EACH[:2], "staleness=3"]))
     assert not (directory / f"failing-{verb}" / "checkpoints").exists()  # nothing that lacks a batch

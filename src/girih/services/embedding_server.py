@@ -1,7 +1,12 @@
 """An embedding server: shards whose rows workers read and update (Persia §4.1 step 7, §4.2.2).
 
-The server handles requests one after the other, each with the threads of all shards. It remembers the keys that a
-request read until their gradients come, so that messages with gradients need no keys.
+One thread takes the requests one after the other. It checks a request and puts it into the queues of all shards
+(:mod:`girih.sparse.routing.shard_queues`), so that reads and updates of different shards run in parallel. Each shard
+works in the order of the requests. So all counts of updates are made when an update is put into the queues: for every
+later read it is applied. Other requests wait until the queues are empty.
+
+The server remembers the keys that a request read until their gradients come, so that messages with gradients need no
+keys.
 
 A killed server restarts with its shards, in shared memory, but without the remembered keys. Workers repeat unanswered
 reads, and resend gradients together with their keys. In each shard a push has a lane and a number, so it is applied
@@ -11,18 +16,20 @@ because a restarted worker is another client.
 For trainers in step, the server collects the gradients of one step from all trainers and applies their sum once, as in
 one process. Rows that are read ahead are older, but every step updates each row once.
 
-Shapes: G groups, K keys, T tables, W columns of a row.
+Shapes: G groups, K keys, S shards, T tables, W columns of a row.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +40,11 @@ from girih.checkpoint.storage import Storage
 from girih.cluster.roles import RoleName
 from girih.comm.rpc import Request
 from girih.comm.service import Meeting, Service, as_float, as_text, attempt, from_text
-from girih.errors import Lost, NonFiniteError, WireError
+from girih.errors import Lost, WireError
 from girih.processes.segments import remove_segments
 from girih.publishing.shards import SegmentRows
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
-from girih.sparse.groups.shards import GroupKeys, as_rows
+from girih.sparse.groups.shards import FEW_IDS, as_rows, run_parts
 from girih.sparse.protocol import (
     KEYS_MISSING,
     NO_TURN,
@@ -47,30 +54,24 @@ from girih.sparse.protocol import (
     SparseVerb,
     push_of,
 )
-from girih.sparse.routing.shard_reader import MergedRequest as KeysOfAll
-from girih.sparse.routing.shard_reader import ShardReader
+from girih.sparse.routing.shard_queues import ShardQueues
+from girih.sparse.routing.sorted_keys import GradientSums, PartUpdate, SortedKeys
 from girih.sparse.spec import SparseSpec
 from girih.store import Push
 from girih.store.spec import LAST_STEP
 from girih.telemetry.stats import UPDATES_SINCE_READ
 
-
-@dataclass(frozen=True)
-class _OpenRead:
-    """Keys and rows that a request read from one group, kept until its gradients come."""
-
-    keys: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    group_keys: GroupKeys | None
-
-
-_Reads = tuple[list[_OpenRead], int | None]
-"""The rows that a request read per group, and the number of updates before it.
+_Reads = tuple[list[SortedKeys], int | None]
+"""The keys that a request read per group, and the number of updates before it.
 
 The number is None if an earlier incarnation read the rows.
 """
 _Part = tuple[Request, _Reads]
 """A trainer's request with the gradients of a step, or to drop the step; and the rows that it read before."""
+
+
+QUEUED = (SparseVerb.LOOKUP, SparseVerb.UPDATE, SparseVerb.DROP)
+"""The requests that do not wait until the queues are empty."""
 
 
 @dataclass(kw_only=True)
@@ -115,17 +116,22 @@ class EmbeddingServer(Service):
         closing.callback(self._shards.close)
         closing.callback(self.stats.unwatch)
         self.recovery_note = self._shards.repair_summary()
-        self._readers = [ShardReader(stores, self._shards.pool) for stores in self._shards.stores]
+        self._queues = ShardQueues(self._shards.shards_each, self._shards.num_threads, self.stats)
+        closing.callback(self._queues.close)
+        self._allocating = threading.Lock()
+        self._sums = [GradientSums() for _ in self._queues.parts]
         self._reads: dict[tuple[int, int], _Reads] = {}  # by trainer and number
         self._num_updates = 0  # of all trainers
         self._done: defaultdict[int, DoneBatches] = defaultdict(DoneBatches)  # of each trainer
         # by turn
         self._turns: defaultdict[int, Meeting[_Part]] = defaultdict(lambda: Meeting(self.num_contributors))
+        self._running: set[Push] = set()  # pushes in the queues
         self._num_lost, self._last_step = 0, 0
         self._saves: dict[str, ShardsSave | SegmentRows] = {}  # begun and not ended
         self._writing = closing.enter_context(ThreadPoolExecutor(1, "girih-write"))
         self._sending = closing.enter_context(ThreadPoolExecutor(2, "girih-send"))
         self.stats.watch(self._shards.live)
+        self.stats.watch(lambda: {"queues": {"requests": self._queues.num_waiting}})
         super().open(closing)
 
     def handle(self, request: Request) -> None:
@@ -136,45 +142,67 @@ class EmbeddingServer(Service):
             name = _segment_name(is_whole=bool(request.frame.fields[0]))
             self._sending.submit(attempt, request, partial(self._finish, name, request))
         else:
-            super().handle(request)
+            self.answer(request, partial(self._answer, request))
+
+    def _answer(self, request: Request) -> None:
+        """Handles a request, in the thread that takes requests."""
+        if request.frame.kind not in QUEUED:
+            self._queues.drain()
+        self._methods[request.frame.kind](request)
 
     def on_lookup(self, request: Request) -> None:
         """See :class:`SparseVerb`."""
         _, trainer, number, step, answered, train = request.frame.fields
-        self._check_keys(request, number)
-        reads, values, absent, staleness = [], [], [], 0
-        with self.stats.spans("lookup"):
-            for g, reader in enumerate(self._readers):
-                lengths, keys, counts = request.frame.arrays[3 * g : 3 * g + 3]
-                group_keys, rows = reader.read(
-                    keys, counts, lengths[None, :], step, train=bool(train), take=request.buffer
-                )
-                reads.append(_OpenRead(np.array(keys), np.array(lengths), group_keys))
-                values.append(rows)
-                if not train:
-                    absent.append(group_keys.absent()[group_keys.inverse].view(np.uint8))
-                self.stats.counters["served_keys"] += len(keys)
-        self.stats.sent("embeddings", sum(rows.nbytes for rows in values) + sum(map(len, absent)))
+        asked = self._asked(request)
+        staleness = 0
         if train:
             self._done[trainer].reach(answered)
             staleness = number - self._done[trainer].count
             self._last_step = max(self._last_step, step)
-            self._reads[trainer, number] = reads, self._num_updates
-        request.reply((staleness,), (*values, *absent))
+            self._reads[trainer, number] = asked, self._num_updates
 
-    def _check_keys(self, request: Request, number: int) -> None:
-        """Checks that all groups have valid keys, before any rows are created."""
-        arrays = request.frame.arrays
-        if len(arrays) != 3 * len(self._readers) or number < 0:
+        values: list[NDArray[np.float32]] = []
+
+        def rows() -> list[NDArray[np.float32]]:
+            """Returns memory for the rows. Requests in queues have none yet."""
+            with self._allocating:
+                if not values:
+                    sizes = zip(asked, self._shards.stores, strict=True)
+                    values.extend(
+                        request.buffer(np.float32, len(keys.keys), stores[0].spec.dim)
+                        for keys, stores in sizes
+                    )
+            return values
+
+        def read(shards: range) -> None:
+            for stores, keys, out in zip(self._shards.stores, asked, rows(), strict=True):
+                keys.read(stores, shards, step, out, train=bool(train))
+
+        def done(error: Exception | None) -> None:
+            if error is not None:
+                request.fail(error)
+                return
+            absent = [] if train else [keys.absent() for keys in asked]
+            arrays: tuple[NDArray[Any], ...] = (*rows(), *absent)
+            self.stats.sent("embeddings", sum(array.nbytes for array in arrays))
+            request.reply((staleness,), arrays)
+
+        num_keys = sum(len(keys.keys) for keys in asked)
+        self.stats.counters["served_keys"] += num_keys
+        parts = self._queues.parts
+        awaited = [p for p, shards in enumerate(parts) if any(keys.has_keys_of(shards) for keys in asked)]
+        self._queues.put("lookup", read, done, awaited, at_once=num_keys < FEW_IDS)
+
+    def _asked(self, request: Request) -> list[SortedKeys]:
+        """Returns the keys of all groups after checking the request, before any rows are created."""
+        arrays, (_, _, number, step, _, train) = request.frame.arrays, request.frame.fields
+        num_arrays = 3 * len(self._shards.stores)
+        if len(arrays) != num_arrays or number < 0 or (train and not 1 <= step <= LAST_STEP):
             raise WireError(
-                f"{len(arrays)} arrays, number {number}; expected {3 * len(self._readers)}, and 0 or more"
+                f"{len(arrays)} arrays, number {number}, step {step}; expected {num_arrays}, 0 or more, 1 to {LAST_STEP}"
             )
-        for reader, lengths, keys, counts in zip(
-            self._readers, arrays[::3], arrays[1::3], arrays[2::3], strict=True
-        ):
-            if lengths.shape != (len(reader.stores[0].spec.tables),) or keys.ndim != 1 or counts.ndim != 1:
-                raise WireError(f"keys of {list(lengths.shape)} tables; expected all of the group's")
-            KeysOfAll.of(keys, counts, lengths[None, :])
+        requests = zip(self._shards.stores, arrays[::3], arrays[1::3], arrays[2::3], strict=True)
+        return [SortedKeys.received(*each) for each in requests]
 
     def on_update(self, request: Request) -> None:
         """Takes one trainer's gradients of a step, or its drop. Applies the turn when all parts came."""
@@ -193,10 +221,13 @@ class EmbeddingServer(Service):
                     raise WireError(
                         f"gradients of sample {sample}: this server has not read its rows for the sender"
                     )
-                if len(request.frame.arrays) == len(self._readers):
+                num_groups, arrays = len(self._shards.stores), request.frame.arrays
+                if len(arrays) == num_groups:
                     request.reply((KEYS_MISSING,))
                     return
-                reads = self._reads_sent_with(request)
+                keys_sent = zip(arrays[num_groups::2], arrays[num_groups + 1 :: 2], strict=True)
+                by_group = zip(self._shards.stores, keys_sent, strict=True)
+                reads = [SortedKeys.received(stores, *keys) for stores, keys in by_group], None
             self._check(request, reads)
         self._reads.pop(key, None)
         self._turns[turn].waiting[trainer] = request, reads
@@ -205,27 +236,14 @@ class EmbeddingServer(Service):
 
     on_drop = on_update
 
-    def _reads_sent_with(self, request: Request) -> _Reads:
-        """Returns the keys that came with gradients, after an earlier incarnation read the rows."""
-        reads, arrays = [], request.frame.arrays[len(self._readers) :]
-        for g, reader in enumerate(self._readers):
-            lengths, keys = arrays[2 * g : 2 * g + 2]
-            num_tables = len(reader.stores[0].spec.tables)
-            fits = lengths.shape == (num_tables,) and lengths.dtype == keys.dtype == np.dtype(np.int64)
-            if not fits or (lengths < 0).any() or keys.shape != (lengths.sum(),):
-                raise WireError(
-                    f"keys {keys.dtype}{list(keys.shape)} of {lengths.dtype}{list(lengths.shape)}; expected int64 keys of"
-                    f" {num_tables} tables"
-                )
-            reads.append(_OpenRead(keys, lengths, None))
-        return reads, None
-
     def _push_of(self, trainer: int, turn: int) -> Push | None:
         return None if self.num_senders is None else push_of(self.num_senders, trainer, turn)
 
     def _was_applied(self, trainer: int, turn: int) -> bool:
         """Returns whether a turn ended before this part of it was resent."""
         push = self._push_of(trainer, turn)
+        if push in self._running:
+            self._queues.drain()
         return push is not None and self._shards.have_applied(push)
 
     def _check(self, request: Request, reads: _Reads) -> None:
@@ -236,63 +254,72 @@ class EmbeddingServer(Service):
             raise WireError(
                 f"step {step}, lr_scale {scale}; expected 1 to {LAST_STEP}, and a number from 0 on"
             )
-        for reader, read, gradient in zip(
-            self._readers, reads[0], request.frame.arrays[: len(self._readers)], strict=True
-        ):
+        gradients = request.frame.arrays[: len(self._shards.stores)]
+        for stores, keys, gradient in zip(self._shards.stores, reads[0], gradients, strict=True):
             if gradient.shape != TOOK_NO_PART:
-                as_rows(
-                    gradient, len(read.keys), reader.dim, f"gradients of group {reader.stores[0].spec.name!r}"
-                )
+                spec = stores[0].spec
+                as_rows(gradient, len(keys.keys), spec.dim, f"gradients of group {spec.name!r}")
 
     def _apply_turn(self, parts: Sequence[_Part]) -> None:
-        """Applies the parts of a turn, in the order of trainers."""
-        _, trainer, _, turn = parts[0][0].frame.fields[:4]
+        """Sums the parts of a turn, in the order of trainers, and puts the update into the queues."""
+        requests = [request for request, _ in parts]
         updates = [part for part in parts if part[0].frame.kind == SparseVerb.UPDATE]
         try:
-            with self.stats.spans("update"):
-                self._apply(updates, self._push_of(trainer, turn))
+            with self.stats.spans("sum"):
+                sums = self._sum(updates)
         except Exception as error:
-            for request, _ in parts:
-                request.fail(error)
+            _answer_all(requests, error)
             return
         for _, (_, num_before) in updates:
             if num_before is not None:
                 self.stats.histograms[UPDATES_SINCE_READ][self._num_updates - num_before] += 1
         self._num_updates += bool(updates)
-        for request, _ in parts:
+        _, trainer, _, turn = requests[0].frame.fields[:4]
+        push = self._push_of(trainer, turn)
+        if push is not None:
+            self._running.add(push)
+        for request in requests:
             _, trainer, number = request.frame.fields[:3]
             self._done[trainer].add(number)
-            request.reply()
 
-    def _apply(self, parts: Sequence[_Part], push: Push | None) -> None:
-        """Applies the sum of all parts, in the order of trainers."""
-        sums = []
-        for g, reader in enumerate(self._readers):
+        def apply(shards: range) -> None:
+            part = self._queues.parts.index(shards)
+            for stores, update in zip(self._shards.stores, sums[part], strict=True):
+                if update is not None:
+                    *_, step, lr_scale = updates[0][0].frame.fields
+                    update.apply(stores, shards, step, as_float(lr_scale), push)
+                elif push is not None:
+                    for s in shards:
+                        stores[s].note_push(push)
+
+        def done(error: Exception | None) -> None:
+            if push is not None:
+                self._running.discard(push)
+            _answer_all(requests, error)
+
+        num_keys = sum(len(keys.keys) for _, (reads, _) in updates for keys in reads)
+        self._queues.put("update", apply, done, range(len(sums)), at_once=num_keys < FEW_IDS)
+
+    def _sum(self, parts: Sequence[_Part]) -> list[list[PartUpdate | None]]:
+        """Returns the sum of the gradients of all trainers, by part of the shards and by group.
+
+        None stands for a group that took no part in the loss.
+        """
+        by_group: list[list[tuple[SortedKeys, NDArray[np.float32]]]] = []
+        for g, stores in enumerate(self._shards.stores):
             answers = [(reads[g], request.frame.arrays[g]) for request, (reads, _) in parts]
             if all(gradient.shape == TOOK_NO_PART for _, gradient in answers):
-                continue
-            label = f"gradients of group {reader.stores[0].spec.name!r}"
-            gradients = [
-                as_rows(gradient, len(read.keys), reader.dim, label)
-                if gradient.shape != TOOK_NO_PART
-                else np.zeros((len(read.keys), reader.dim), np.float32)
-                for read, gradient in answers
-            ]
-            group_keys = answers[0][0].group_keys if len(answers) == 1 else None
-            if group_keys is None:
-                group_keys = reader.join(
-                    np.concatenate([read.keys for read, _ in answers]),
-                    np.stack([read.lengths for read, _ in answers]),
-                )
-            totals, table = reader.sum_gradients(group_keys, gradients)
-            if table is not None:
-                raise NonFiniteError(f"a gradient of table {table!r} is NaN or infinite")
-            sums.append((reader, group_keys, totals))
-        for reader, group_keys, totals in sums:
-            *_, step, lr_scale = parts[0][0].frame.fields
-            reader.apply(group_keys, totals, step, as_float(lr_scale), push=push)
-        if push is not None and len(sums) < len(self._readers):
-            self._shards.note_push(push)
+                answers = []
+            dim = stores[0].spec.dim
+            by_group.append([(keys, _or_zeros(gradient, keys, dim)) for keys, gradient in answers])
+
+        def sum_part(p: int) -> list[PartUpdate | None]:
+            sums, shards = self._sums[p], self._queues.parts[p]
+            groups = zip(self._shards.stores, by_group, strict=True)
+            return [sums.sum(stores, shards, answers) if answers else None for stores, answers in groups]
+
+        num_keys = sum(len(keys.keys) for answers in by_group for keys, _ in answers)
+        return run_parts(self._shards.pool, len(self._sums), sum_part, num_keys)
 
     def on_reset(self, request: Request) -> None:
         """Drops the reads of trainers that have ended, and the incomplete turns."""
@@ -358,3 +385,16 @@ class EmbeddingServer(Service):
 
 def _segment_name(*, is_whole: bool) -> str:
     return "snapshot" if is_whole else "segment"
+
+
+def _answer_all(requests: Sequence[Request], error: Exception | None) -> None:
+    for request in requests:
+        if error is None:
+            request.reply()
+        else:
+            request.fail(error)
+
+
+def _or_zeros(gradient: NDArray[np.float32], keys: SortedKeys, dim: int) -> NDArray[np.float32]:
+    """Returns the gradient, or zeros for a trainer whose examples took no part in the loss."""
+    return np.zeros((len(keys.keys), dim), np.float32) if gradient.shape == TOOK_NO_PART else gradient

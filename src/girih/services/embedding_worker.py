@@ -95,7 +95,9 @@ class EmbeddingWorker(Service):
         self._clients = [closing.enter_context(client) for client in clients]
         self._groups = self.spec.groups()
         self._features = FeatureCounts(self._groups)
-        self._routers = [KeyRouter(group, len(self._clients), self.shards_each) for group in self._groups]
+        self._routers = [
+            KeyRouter(group, len(self._clients), self.shards_each, by_shard=True) for group in self._groups
+        ]
         self._samples: dict[int, _KeptIds] = {}
         self._numbers = count((self.incarnation << LIFE_BITS) + 1)
         self.stats.watch(lambda: {"queues": {"samples": len(self._samples)}, **calls_of(self._clients)})

@@ -27,10 +27,11 @@ class StoreOptions(Options):
     """Options of the store: the number of shards, and the memory that holds rows.
 
     Attributes:
-        shards: number of parts of every table, by key, from 1 to 256; each part has one thread. Results do not depend on it, unless a
-            table has ``max_rows``: then each shard holds its part of ``max_rows``, rounded up, and evicts rows within
-            that part. None takes the number of torch threads in a trainer, and the number of cores elsewhere, at most
-            8. If ``max_rows`` or ``reserve_rows`` limits the rows, None takes 1.
+        shards: number of parts of every table, by key, from 1 to 4,096. Up to 8 parts have a thread each, and more parts
+            share one thread per core. Results do not depend on it, unless a table has ``max_rows``: then each shard
+            holds its part of ``max_rows``, rounded up, and evicts rows within that part. None takes the number of torch
+            threads in a trainer, and the number of cores elsewhere, at most 8. If ``max_rows`` or ``reserve_rows``
+            limits the rows, None takes 1.
         arena: "heap" is private memory. "file" maps files below ``directory``, so that tables may be larger than
             memory. "shared" is shared memory for embedding servers, which survives a killed process. None takes
             "shared" in embedding servers and "heap" elsewhere.
@@ -61,7 +62,7 @@ class StoreOptions(Options):
 
     owner = "store: "
 
-    shards: Annotated[int, Bounds(1, 256)] | None = None
+    shards: Annotated[int, Bounds(1, 4096)] | None = None
     arena: Literal["heap", "file", "shared"] | None = None
     directory: str | None = None
     reserve_rows: Count | None = None

@@ -10,7 +10,7 @@ A frame has a kind, integers and arrays; see :mod:`girih.comm.rpc`.
     trainer ─BEGIN, NEXT, END──► loader            a pass over the data; its shares, without their ids
     trainer ─RESUME, STORE_AGAIN──► loader         the same after the restart of a loader or a worker
 
-Shapes: G groups, W columns of a row, K keys, T tables.
+Shapes: G groups, W columns of a row, K keys, T tables, S shards of a server.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class SparseVerb(IntEnum):
         The trainer's batches before number ``answered`` are applied or dropped.
     PEEK: (examples,); packed ids → the same as PULL.
     PUSH: (sample, trainer, number, turn, step, lr_scale); gradients of the outputs → ().
-    LOOKUP: (sample, trainer, number, step, answered, train); per group lengths int64[T], keys, counts → (staleness,);
-        rows of each group. In evaluations the reply also says per group whether each key has no row, uint8[K].
+    LOOKUP: (sample, trainer, number, step, answered, train); per group lengths int64[S · T], keys, counts → (staleness,);
+        rows of each group. In evaluations the reply also says per group whether each key has no row, uint8[K]. The keys
+        are unique, and sorted by shard and table.
     UPDATE: (sample, trainer, number, turn, step, lr_scale); per group the gradients of rows, or none → (), or
         (KEYS_MISSING,). A restarted server then also gets lengths and keys of each group.
     DROP: (sample, trainer, number, turn) → (). A worker sends it on to its servers. ``turn`` is NO_TURN if the batch

@@ -49,6 +49,7 @@ def keep_journal(server):
 
     def applied_turn(self, parts):
         apply_turn(self, parts)
+        self._queues.drain()  # an update ends once all shards have applied it
         updates = [request for request, _ in parts if request.frame.kind == server.SparseVerb.UPDATE]
         for request, _ in parts:
             tell("ended", *request.frame.fields[1:3])

@@ -188,7 +188,7 @@ def scatter_whole(
 
 
 @kernel()
-def first_nonfinite(first_key: int, last_key: int, totals: F32x2) -> int:
+def first_nonfinite(first_key: int, last_key: int, totals: SealedF32x2) -> int:
     """Returns the first key whose gradient, float32[·, W], has a NaN or an infinity, or -1 if all are finite."""
     bits = totals.view(np.uint32)
     for key in range(first_key, last_key):

@@ -35,17 +35,17 @@ class Members:
 
 @dataclass(frozen=True)
 class WorkSlice:
-    """One part of a group's keys: all keys of some tables, or all keys of one shard. Parts do not overlap.
+    """One part of a group's keys: all keys of some tables, or of some adjacent shards. Parts do not overlap.
 
     Attributes:
         first, last: the range of the group's features that read these tables.
-        shard: the only shard, or None for all shards.
+        shards: the number of the part and the number of parts, if parts have different shards. None for all shards.
         members: for each output, its features in the part.
     """
 
     first: int
     last: int
-    shard: int | None
+    shards: tuple[int, int] | None
     members: tuple[Members, ...]
 
     def key_ranges(self, shards: Sequence[ShardKeys]) -> list[tuple[int, int]]:
@@ -53,7 +53,7 @@ class WorkSlice:
         ranges = []
         for number, shard in enumerate(shards):
             before, behind = 0, 0
-            if self.shard in (None, number):
+            if self.shards is None or number * self.shards[1] // len(shards) == self.shards[0]:
                 before = int(shard.ends[self.first - 1]) if self.first else 0
                 behind = int(shard.ends[self.last - 1])
             ranges.append((shard.first + before, shard.first + behind))
@@ -68,19 +68,19 @@ def partition(group: Group, num_shards: int) -> list[WorkSlice]:
     num_features = len(group.features)
     changes = [f for f in range(1, num_features) if group.tables[f] != group.tables[f - 1]]
     if len(changes) + 1 < num_shards:
-        return [_part(group, 0, num_features, shard) for shard in range(num_shards)]
+        return [_part(group, 0, num_features, (part, num_shards)) for part in range(num_shards)]
     wanted = [part * num_features / num_shards for part in range(1, num_shards)]
     cuts = {min(changes, key=lambda f, w=w: abs(f - w)) for w in wanted}  # type: ignore[misc]
     return [_part(group, first, last, None) for first, last in pairwise([0, *sorted(cuts), num_features])]
 
 
-def _part(group: Group, first: int, last: int, shard: int | None) -> WorkSlice:
+def _part(group: Group, first: int, last: int, shards: tuple[int, int] | None) -> WorkSlice:
     inside = set(group.features[first:last].tolist())
     members = []
     for output in group.outputs:
         places = [place for place, feature in enumerate(output.features) if int(feature) in inside]
         members.append(Members(output.features[places], np.array(places, np.int64), output.modes[places]))
-    return WorkSlice(first, last, shard, tuple(members))
+    return WorkSlice(first, last, shards, tuple(members))
 
 
 def passes(outputs: tuple[GroupOutput, ...]) -> list[tuple[int, ...]]:
@@ -176,7 +176,7 @@ class BagPooler:
     """Pools the rows of one group into bags, and scatters the gradients of bags to keys.
 
     Args:
-        num_parts: the number of shards with common key numbers. The work is split into this number of parts.
+        num_parts: the number of parts of the work. At most the number of shards with common key numbers.
         pool: runs the parts in parallel; None runs them in turn.
     """
 
@@ -248,7 +248,8 @@ class BagPooler:
         Summing during the update pays if the sums do not fit into the caches. It requires that one pass serves all
         outputs. :meth:`scatter` forms all sums that might overflow.
         """
-        if not self._one_pass or copied(keys.num_keys, self.group.spec.dim):
+        many = len(keys.shards) > self._num_parts  # each shard would search all ids for its terms
+        if not self._one_pass or many or copied(keys.num_keys, self.group.spec.dim):
             return None
         taking_part = self._taking_part(gradients)
         if len(taking_part) > 1 or any(gradients[number] is None for number in self._passes[0]):
@@ -300,7 +301,8 @@ class BagPooler:
             for first, last in ranges:
                 totals[first:last] = 0
             # parts by tables: no key of another part can occur
-            first, last = (0, len(totals)) if part.shard is None else ranges[part.shard]
+            filled = [each for each in ranges if each[0] < each[1]] or [(0, 0)]
+            first, last = (0, len(totals)) if part.shards is None else (filled[0][0], filled[-1][1])
             for n, gradient, tail in taking_part:
                 output, mine = self.group.outputs[n], part.members[n]
                 if output.whole and len(mine.features):
@@ -316,7 +318,7 @@ class BagPooler:
                     )  # fmt: skip
             nonfinite = -1
             for first, last in ranges:
-                nonfinite = max(nonfinite, gradient_kernels.first_nonfinite(first, last, totals))
+                nonfinite = max(nonfinite, gradient_kernels.first_nonfinite(first, last, sealed(totals)))
             return nonfinite
 
         return totals, max(run_parts(self._pool, len(self._parts), scatter_part, len(keys.inverse)))

@@ -18,7 +18,7 @@ from girih.data.batch import Batch
 from girih.kernels.cpu.update import Terms
 from girih.sparse.groups.bags import BagPooler
 from girih.sparse.groups.pack import Group, Sized
-from girih.sparse.groups.shards import GroupKeys, Ids, ShardKeys, Shards
+from girih.sparse.groups.shards import GroupKeys, Ids, ShardKeys, Shards, threads_for
 from girih.store import Store
 
 Fill = Callable[[slice], None]
@@ -68,7 +68,7 @@ class CpuGroup:
     def __init__(self, group: Group, shards: Sequence[Store], pool: ThreadPoolExecutor | None) -> None:
         self.group = group
         self._keys = Shards(shards, pool)
-        self._bags = BagPooler(group, len(shards), pool)
+        self._bags = BagPooler(group, threads_for(len(shards)), pool)
 
     def find(self, batch: Batch) -> GroupKeys:
         """See :class:`EmbeddingGroup`."""

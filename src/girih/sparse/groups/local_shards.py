@@ -17,6 +17,7 @@ from girih.checkpoint.parts import PartReader
 from girih.checkpoint.storage import Storage
 from girih.publishing.shards import SegmentRows, SegmentShards
 from girih.sparse.groups.pack import Group
+from girih.sparse.groups.shards import threads_for
 from girih.sparse.options import StoreOptions
 from girih.store import Keys, LiveSnapshot, Push, SnapshotFile, Store, write_rows
 from girih.store.clock import refuse_expired
@@ -94,7 +95,8 @@ class LocalShards:
         self._first_file = place * self.shards_each
         if elsewhere is not None:
             place, num_places = 0, 1
-        self.pool = ThreadPoolExecutor(self.shards_each, "girih-shard") if self.shards_each > 1 else None
+        self.num_threads = threads_for(self.shards_each)
+        self.pool = ThreadPoolExecutor(self.num_threads, "girih-shard") if self.num_threads > 1 else None
         self.stores: list[list[Store]] = [[] for _ in groups]
         num_shards = num_places * self.shards_each
         num_tables = sum(len(group.spec.tables) for group in groups) + len(self._elsewhere)
@@ -150,11 +152,6 @@ class LocalShards:
             "no row is torn" if not torn else f"torn rows (partly from before an update): {', '.join(torn)}"
         )
         return f"{len(repaired)} of {len(list(self.files()))} shards were repaired, {rows}"
-
-    def note_push(self, push: Push) -> None:
-        """Records a push as applied in all shards, also in shards without keys of the push."""
-        for _, store in self.files():
-            store.note_push(push)
 
     def have_applied(self, push: Push) -> bool:
         """Returns whether all shards have applied a push completely."""

@@ -8,10 +8,12 @@ Shapes: F features of the group, N ids, U unique keys of a shard, W columns of a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +25,7 @@ from girih.kernels.cpu import dedup as kernels
 from girih.kernels.cpu import routing
 from girih.kernels.cpu.arrays import sealed
 from girih.kernels.cpu.update import Terms
+from girih.sparse.options import MOST_THREADS
 from girih.store import Keys, Push, RowUpdate, Store
 
 T = TypeVar("T")
@@ -258,6 +261,9 @@ class Dedup:
 class Shards:
     """The shards of a group that this process holds.
 
+    Many shards of one process share threads. Then one thread sorts all unique keys by shard, instead of each shard
+    searching all ids.
+
     Args:
         stores: adjacent shards of the group. Keys are spread evenly over all shards of the group.
         pool: runs the shards in parallel; None runs them in turn.
@@ -269,6 +275,7 @@ class Shards:
     def __init__(self, stores: Sequence[Store], pool: ThreadPoolExecutor | None) -> None:
         self.stores, self.dim = tuple(stores), stores[0].spec.dim
         self.pool = pool
+        self._sorts = threads_for(len(stores)) < len(stores) == stores[0].num_shards
         self._buffers = Buffers()
         self._dedups = [Dedup(self._buffers) for _ in stores]
 
@@ -298,9 +305,12 @@ class Shards:
             ConfigError: the ids and shards are too many to number the keys with 32 bits.
         """
         num_ids = of.sizes[0]
+        if keys is None and self._sorts and counts is None:
+            keys = self._sorted(of)
         inverse = self._inverse(of, marked=counts is not None) if keys is None else keys.inverse
-        values = self._buffers.take(np.float32, len(self.stores) * num_ids, self.dim)
-        addresses = self._buffers.take(np.int64, len(self.stores) * num_ids)
+        num_rows = len(self.stores) * num_ids if keys is None else keys.end
+        values = self._buffers.take(np.float32, num_rows, self.dim)
+        addresses = self._buffers.take(np.int64, num_rows)
 
         def read_shard(s: int) -> ShardKeys:
             store = self.stores[s]
@@ -326,6 +336,8 @@ class Shards:
 
         Arguments and errors are the same as in :meth:`lookup`.
         """
+        if self._sorts and counts is None:
+            return self._sorted(of)
         inverse = self._inverse(of, marked=counts is not None)
         find_shard = partial(self._unique, of, inverse, counts=counts)
         num_ids = of.sizes[0]
@@ -363,6 +375,21 @@ class Shards:
         num_ids = keys.num_keys if terms_of is None else len(keys.inverse)
         return sum(run_parts(self.pool, len(keys.shards), apply_shard, num_ids))
 
+    def _sorted(self, of: Ids) -> GroupKeys:
+        """Returns the unique keys of all shards of the group, numbered without gaps."""
+        inverse = self._buffers.take(np.int32, len(of.ids))
+        num_tables = len(self.stores[0].spec.tables)
+        ends = np.empty((len(self.stores), num_tables), np.int64)
+        none = np.zeros(1, np.int64)
+        keys, counts = self._dedups[0].routed(of, inverse, len(self.stores), 1, none, ends)
+        lengths = np.diff(ends.reshape(-1), prepend=0)
+        tables = np.repeat(np.tile(np.arange(num_tables, dtype=np.int32), len(self.stores)), lengths)
+        shards = [
+            ShardKeys(keys[a:b], tables[a:b], counts[a:b], a, of_shard[of.tables] - a)
+            for of_shard, (a, b) in zip(ends, pairwise([0, *ends[:, -1].tolist()]), strict=True)
+        ]
+        return GroupKeys(shards, inverse, of.sizes[0])
+
     def _inverse(self, of: Ids, *, marked: bool = False) -> NDArray[np.int32]:
         """Returns memory for the key number of each id; ``marked`` fills it with -1."""
         num_ids, num_shards = of.sizes[0], len(self.stores)
@@ -381,6 +408,11 @@ class Shards:
     ) -> ShardKeys:
         store = self.stores[s]
         return self._dedups[s].unique(of, inverse, store.shard, store.num_shards, s * of.sizes[0], counts)
+
+
+def threads_for(num_shards: int) -> int:
+    """Returns the number of threads for shards. Many shards get one thread per core, because Python runs one at a time."""
+    return num_shards if num_shards <= MOST_THREADS else len(os.sched_getaffinity(0))
 
 
 def copied(num_keys: int, dim: int) -> bool:

@@ -40,7 +40,7 @@ class MergedRequest:
     ) -> MergedRequest:
         """Merges keys; for the arguments and errors see :meth:`ShardReader.read`."""
         _check(keys, counts, lengths)
-        return cls(_ids_of(keys, lengths), counts)
+        return cls(ids_of_askers(keys, lengths), counts)
 
 
 class ShardReader(Shards):
@@ -82,13 +82,6 @@ class ShardReader(Shards):
         _check_keys(keys, request)
         return keys
 
-    def join(self, keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> GroupKeys:
-        """Returns the unique keys of rows that were read in several requests, for their gradients. Reads no row again.
-
-        See :meth:`read` for the arguments.
-        """
-        return self.find(_ids_of(keys, lengths))
-
     def sum_gradients(
         self, keys: GroupKeys, gradients: Sequence[NDArray[np.float32]]
     ) -> tuple[NDArray[np.float32], str | None]:
@@ -109,7 +102,7 @@ class ShardReader(Shards):
             totals[first:behind] = 0
             for start, part in zip(starts, gradients, strict=False):
                 gradient_kernels.scatter_whole(sealed(part), 0, keys.inverse, start, first, behind, totals)
-            return gradient_kernels.first_nonfinite(first, behind, totals)
+            return gradient_kernels.first_nonfinite(first, behind, sealed(totals))
 
         bad = max(run_parts(self.pool, len(shards), add, starts[-1]))
         if bad < 0:
@@ -125,8 +118,12 @@ def _check_keys(keys: GroupKeys, request: MergedRequest) -> None:
         )
 
 
-def _ids_of(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ids:
-    """Returns the keys of all askers, with the keys of each table side by side."""
+def ids_of_askers(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ids:
+    """Returns the keys of all askers, with the keys of each table side by side.
+
+    Args:
+        keys, lengths: int64[K], int64[A, T], in the order of askers, and table by table for each asker.
+    """
     num_askers, num_tables = lengths.shape
     offsets = np.zeros(num_askers * num_tables + 1, np.int32)
     np.cumsum(lengths.reshape(-1), out=offsets[1:])
