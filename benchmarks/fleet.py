@@ -351,6 +351,7 @@ def _run(plan: Plan) -> dict[str, Any]:
             final = data.get("test", data.get("valid"))
             metrics = None if final is None else trainer.evaluate(final)  # as the other trainers do
             summary = trainer.summary(metrics, duration_s=0.0)
+            trainer.end(summary)  # else closing asks the others, which have ended, for another summary
     except BaseException:
         cluster.close(failed=True)
         raise
