@@ -330,22 +330,41 @@ def use(pids: Mapping[str, int], links: Sequence[str], usage: Mapping[str, str])
 
 
 class Bounds(Callback):
-    """Bounds hosts' cores during a run, see :class:`Plan`."""
+    """Bounds hosts' cores during a run, see :class:`Plan`. Evaluations run at full speed: they change nothing that is measured."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._plan, self._bounded = plan, False
+
+    def watch(self, trainer: Trainer) -> None:
+        """Lifts the bounds during evaluations."""
+        scoring = trainer._run.scoring
+        score = scoring.score
+
+        def unbounded(data: Dataset) -> Any:
+            was_bounded = self._bounded
+            self._bound(False)
+            try:
+                return score(data)
+            finally:
+                self._bound(was_bounded)
+
+        scoring.score = unbounded  # type: ignore[method-assign]
 
     def on_plan(self, record: Mapping[str, Any]) -> None:
         """Bounds the hosts if all steps count."""
         if not self._plan.warmup:
-            cpu_groups.write(self._plan.bounds)
+            self._bound(True)
 
     def on_metrics(self, record: Mapping[str, Any]) -> None:
         """Bounds the hosts after the first steps, and lifts the bounds after the last window."""
-        if record["step"] == self._plan.steps:
-            cpu_groups.write(self._plan.bounds)
+        if record["step"] == self._plan.steps and self._plan.warmup:
+            self._bound(True)
         if record["step"] == self._plan.last_step:
-            cpu_groups.write(self._plan.no_bounds)
+            self._bound(False)
+
+    def _bound(self, bounded: bool) -> None:
+        self._bounded = bounded
+        cpu_groups.write(self._plan.bounds if bounded else self._plan.no_bounds)
 
 
 def _started(trainers: int, words: Sequence[str], hosts: Hosts) -> Cluster:
@@ -394,14 +413,15 @@ def _run(plan: Plan) -> dict[str, Any]:
             usage=plan.usage,
             run=keep,
         )
-        curve = Curve()
+        bounds, curve = Bounds(plan), Curve()
         keep = None if plan.keep is None else Path(plan.keep)
-        with settings.trainer(run=keep, callbacks=[meter, Bounds(plan), curve], cluster=cluster) as trainer:
+        with settings.trainer(run=keep, callbacks=[meter, bounds, curve], cluster=cluster) as trainer:
             trainer.check(data["train"], data.get("valid"))
             start = time.perf_counter()
             fill(trainer, data["train"], plan.fill)
             filled_s = time.perf_counter() - start
             curve.watch(trainer)
+            bounds.watch(trainer)
             meter.watch(trainer)
             trainer.fit(data["train"], data.get("valid"))
             samples = meter.samples()

@@ -245,11 +245,11 @@ def _main() -> None:
     dist.all_gather_object(pids, os.getpid())
     titles = {f"trainer {number}": pid for number, pid in enumerate(pids) if pid is not None}
     plan = fleet.Plan(**{**task.plan, "links": tuple(task.plan["links"])})
-    notes = []
+    bounds, notes = fleet.Bounds(plan), []
     for step, batch in enumerate(_batches(task, rank, size), 1):
         contestant.step(batch)
         if rank == 0:
-            fleet.Bounds(plan).on_metrics({"step": step})
+            bounds.on_metrics({"step": step})
             if step >= plan.warmup and step % plan.steps == 0:
                 seen = {
                     "time_s": time.perf_counter(),
