@@ -22,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import cpu_groups
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,9 +40,11 @@ from girih.data import Dataset
 from girih.data.options import SplitName
 from girih.planner import plan as plans
 from girih.processes.pipe import module_command
+from girih.runs.callbacks import Callback
 from girih.sparse.options import StoreOptions
 from girih.sparse.protocol import NO_TURN, SparseVerb
 from girih.store import shard_of
+from girih.telemetry.status_file import read_all
 from girih.trainer import Trainer
 
 FEATURES, NUMERIC = 26, 13
@@ -65,6 +68,11 @@ class Plan:
         fill: rows that servers have made, of ids 0, 1, …, before the first step.
         sample_ms: how often processes and links are looked at within the windows; None looks at their ends alone.
         held: a file of ``girih plan``, which the run holds.
+        bounds, no_bounds: file → content that bounds hosts' cores from the end of the first ``steps`` steps on (from the first step on
+            without a warm-up), and that lifts the bounds after the last window. So the run starts and ends at full speed.
+        usage: host → the file with the processor time of its group.
+        more_steps: after all windows, so that no trainer has ended by then where each has its own pace. Needs ``keep``: the progress of
+            each trainer is in its status file.
     """
 
     config: str
@@ -78,10 +86,19 @@ class Plan:
     fill: int = 0
     sample_ms: float | None = None
     held: str | None = None
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    no_bounds: Mapping[str, str] = field(default_factory=dict)
+    usage: Mapping[str, str] = field(default_factory=dict)
+    more_steps: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """Of the windows."""
+        return self.warmup + self.steps * self.windows
 
     @property
     def max_steps(self) -> int:
-        return self.warmup + self.steps * self.windows
+        return self.last_step + self.more_steps
 
 
 def add_windows(
@@ -254,8 +271,10 @@ class Meter:
         every: int,
         warmup: int,
         sample_ms: float | None = None,
+        usage: Mapping[str, str] | None = None,
+        run: Path | None = None,
     ) -> None:
-        self._cluster, self._links = cluster, links
+        self._cluster, self._links, self._usage, self._run = cluster, links, usage or {}, run
         self._every, self._warmup = every, warmup
         self._pids: dict[str, int] = {}
         self._sample_ms = sample_ms
@@ -281,14 +300,12 @@ class Meter:
         if record["step"] < self._warmup or record["step"] % self._every:
             return  # the last one may come when loaders have ended
         self._pids = self._pids or _pids_of(self._cluster)
-        note: dict[str, Any] = {"time_s": time.perf_counter(), "machine_cpu_s": machine_cpu_s()}
+        note: dict[str, Any] = {"time_s": time.perf_counter()}
         note |= {key: record[key] for key in ("step", "examples", "rows", "rss_bytes")}
-        note["cpu_s"] = {title: cpu_s(pid) for title, pid in self._pids.items()}
-        note["rss"] = {title: rss_bytes(pid) for title, pid in self._pids.items()}
-        note["links"] = {link: link_counts(link, "bytes") for link in self._links}
-        note["packets"] = {link: link_counts(link, "packets") for link in self._links}
+        note |= use(self._pids, self._links, self._usage)
         note["phases_s"] = {} if self._trainer is None else dict(self._trainer.spans.totals_s)
         note["tiers"] = _tiers(self._trainer)
+        note["progress"] = {} if self._run is None else _progress(self._run)
         self.notes.append(note)
 
     def on_plan(self, plan: Mapping[str, Any]) -> None:
@@ -300,6 +317,56 @@ class Meter:
 
     def on_end(self, summary: Mapping[str, Any] | None) -> None:
         """All is noted."""
+
+
+def use(pids: Mapping[str, int], links: Sequence[str], usage: Mapping[str, str]) -> dict[str, Any]:
+    """The processor time and the bytes so far: part of a note."""
+    return {
+        "machine_cpu_s": machine_cpu_s(),
+        "cpu_s": {title: cpu_s(pid) for title, pid in pids.items()},
+        "rss": {title: rss_bytes(pid) for title, pid in pids.items()},
+        "links": {link: link_counts(link, "bytes") for link in links},
+        "packets": {link: link_counts(link, "packets") for link in links},
+        "hosts_cpu_s": {host: cpu_groups.used_s(Path(file)) for host, file in usage.items()},
+    }
+
+
+class Bounds(Callback):
+    """Bounds hosts' cores during a run, see :class:`Plan`. Evaluations run at full speed: they change nothing that is measured."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._bounded = plan, False
+
+    def watch(self, trainer: Trainer) -> None:
+        """Lifts the bounds during evaluations."""
+        scoring = trainer._run.scoring
+        score = scoring.score
+
+        def unbounded(data: Dataset) -> Any:
+            was_bounded = self._bounded
+            self._bound(False)
+            try:
+                return score(data)
+            finally:
+                self._bound(was_bounded)
+
+        scoring.score = unbounded  # type: ignore[method-assign]
+
+    def on_plan(self, record: Mapping[str, Any]) -> None:
+        """Bounds the hosts if all steps count."""
+        if not self._plan.warmup:
+            self._bound(True)
+
+    def on_metrics(self, record: Mapping[str, Any]) -> None:
+        """Bounds the hosts after the first steps, and lifts the bounds after the last window."""
+        if record["step"] == self._plan.steps and self._plan.warmup:
+            self._bound(True)
+        if record["step"] == self._plan.last_step:
+            self._bound(False)
+
+    def _bound(self, bounded: bool) -> None:
+        self._bounded = bounded
+        cpu_groups.write(self._plan.bounds if bounded else self._plan.no_bounds)
 
 
 def _started(trainers: int, words: Sequence[str], hosts: Hosts) -> Cluster:
@@ -334,30 +401,40 @@ def _run(plan: Plan) -> dict[str, Any]:
     if plan.held is not None:
         settings = dataclasses.replace(settings, plan=plans.Plan.read(Path(plan.held)))
         words += ["--plan", plan.held]
+    keep = None if plan.keep is None else Path(plan.keep)
     cluster = _started(strategy.trainers, words, plan.hosts)
     try:
         ranks = cluster.ranks
         ranks.broadcast(beginning())  # there is something to train, and nothing to go on with
-        meter = Meter(cluster, plan.links, every=plan.steps, warmup=plan.warmup, sample_ms=plan.sample_ms)
-        curve = Curve()
-        keep = None if plan.keep is None else Path(plan.keep)
-        with settings.trainer(run=keep, callbacks=[meter, curve], cluster=cluster) as trainer:
+        meter = Meter(
+            cluster,
+            plan.links,
+            every=plan.steps,
+            warmup=plan.warmup,
+            sample_ms=plan.sample_ms,
+            usage=plan.usage,
+            run=keep,
+        )
+        bounds, curve = Bounds(plan), Curve()
+        with settings.trainer(run=keep, callbacks=[meter, bounds, curve], cluster=cluster) as trainer:
             trainer.check(data["train"], data.get("valid"))
             start = time.perf_counter()
             fill(trainer, data["train"], plan.fill, settings.store)
             filled_s = time.perf_counter() - start
             curve.watch(trainer)
+            bounds.watch(trainer)
             meter.watch(trainer)
             trainer.fit(data["train"], data.get("valid"))
             samples = meter.samples()
             final = data.get("test", data.get("valid"))
             metrics = None if final is None else trainer.evaluate(final)  # as the other trainers do
             summary = trainer.summary(metrics, duration_s=0.0)
+            trainer.end(summary)  # else closing asks the others, which have ended, for another summary
     except BaseException:
         cluster.close(failed=True)
         raise
     return {
-        "windows": windows(meter.notes),
+        "windows": windows(meter.notes[: 1 + plan.windows]),
         "notes": meter.notes,
         "summary": summary,
         "plan": dict(meter.plan),
@@ -387,6 +464,14 @@ def fill(trainer: Trainer, data: Dataset, rows: int, store: StoreOptions) -> Non
             answer(waiting.popleft())
     for reply in waiting:
         answer(reply)
+
+
+def _progress(run: Path) -> dict[str, tuple[float, float]]:
+    """Title of each trainer → when it last told its status, and its examples by then."""
+    trainers = (shown for shown in read_all(run) if shown.role == RoleName.TRAINER)
+    return {
+        shown.title: (shown.now["at_s"], shown.now["stats"]["live"].get("examples", 0)) for shown in trainers
+    }
 
 
 def _tiers(trainer: Trainer | None) -> Counter[str]:
@@ -431,10 +516,15 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     name: count - before["tiers"].get(name, 0) for name, count in after["tiers"].items()
                 },
                 "room_rows": after["tiers"].get("room_rows", 0),
+                "own_samples_per_s": _own_rates(before.get("progress", {}), after.get("progress", {})),
                 "samples_per_s": (after["examples"] - before["examples"]) / seconds,
                 "step_s": seconds / steps,
                 "cpu_s": sum(each.values()),
                 "cpu_s_each": each,
+                "hosts_cpu_s": {
+                    host: (used - before["hosts_cpu_s"][host]) / steps
+                    for host, used in after["hosts_cpu_s"].items()
+                },
                 "machine_cpu_s": (after["machine_cpu_s"] - before["machine_cpu_s"]) / steps,
                 "link_bytes": sent,
                 "link_packets": packets,
@@ -443,6 +533,17 @@ def windows(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _own_rates(
+    before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]
+) -> dict[str, float]:
+    """Title of each trainer → its examples/s by its status files; 0 for a trainer that said nothing since."""
+    rates = {}
+    for trainer, (then_s, examples) in before.items():
+        now_s, now = after.get(trainer, (then_s, examples))
+        rates[trainer] = (now - examples) / (now_s - then_s) if now_s > then_s else 0.0
+    return rates
 
 
 def cpu_s(pid: int) -> float:

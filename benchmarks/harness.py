@@ -51,7 +51,7 @@ PACKAGES = (
 
 ROOT = Path(__file__).resolve().parents[1]
 
-SELECTING = ("parts", "no_peers", "page", "from_results")
+SELECTING = ("parts", "counts", "contestants", "no_peers", "page", "from_results")
 """Options that choose parts of a run, and change no row of the other parts."""
 
 ENVIRONMENT = ("GLIBC_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NUMBA_", "OMP_")

@@ -1,6 +1,6 @@
 """Hosts that are network namespaces of this machine, joined by a bridge over links of a chosen bandwidth.
 
-Needs root, ``ip`` and ``tc`` (iproute2).
+A host may also have a delay, and a bound on its processor time (``cpu_groups``): a slow host. Needs root, ``ip`` and ``tc`` (iproute2).
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import cpu_groups
 
 from girih.cluster.roles import HostSpec
 
@@ -21,14 +23,31 @@ PREFIX = f"g{os.getpid()}"
 BRIDGE = f"{PREFIX}-br"
 BURST_BYTES = 98_304
 QUEUE_BYTES = 1_000_000
-"""That a link holds before it drops, at any rate: a port's share of a switch's memory. With a queue of a few milliseconds (125 kB at 200 Mbit/s)
+"""The bytes that a link holds before it drops, at any rate: a port's share of a switch's memory. With a queue of a few milliseconds (125 kB at 200 Mbit/s)
 TCP lost so much of what several senders sent to one host that links stood idle for a third of the time."""
 ROLES = ("loader", "embedding-worker", "embedding-server")
+DELAYED_PACKETS = 100_000
+"""The packets under way that a delay holds."""
 LETTERS = {
     "t": "trainer", "w": "embedding-worker", "s": "embedding-server", "l": "loader", "g": "group-server",
     "d": "dense-server",
 }  # fmt: skip
 """First letter of a host's name → the role that has it to itself, see :func:`apart`."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The speed of one host.
+
+    Attributes:
+        rate: of its link in each direction, as ``tc`` writes it: ``200mbit``; None bounds nothing.
+        delay_ms: of every packet that it sends, one way.
+        cores: the processor time of its processes; None: all cores.
+    """
+
+    rate: str | None = None
+    delay_ms: float = 0.0
+    cores: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,14 +57,30 @@ class Hosts:
     Attributes:
         places: name of a host → the place of its processes.
         links: name of a host → the root's end of its link.
+        groups: name of a host with ``cores`` → its control group, which bounds nothing yet, see :meth:`limits`.
+        cores: name of such a host → its cores.
     """
 
     places: dict[str, HostSpec]
     links: dict[str, str]
+    groups: dict[str, cpu_groups.CpuGroup] = field(default_factory=dict)
+    cores: dict[str, float] = field(default_factory=dict)
+
+    def limits(self, *, lifted: bool = False) -> dict[str, str]:
+        """File → content that bounds all hosts to their cores, or lifts the bounds. Processes start without bounds."""
+        return {
+            file: text
+            for name, cores in self.cores.items()
+            for file, text in self.groups[name].limit(None if lifted else cores).items()
+        }
 
 
-def missing() -> str | None:
-    """Why there can be no such network here; None where there can."""
+def missing(*, delay: bool = False, cores: bool = False) -> str | None:
+    """Why there can be no such network here; None where there can.
+
+    Args:
+        delay: links have a delay. cores: hosts have a bound on processor time.
+    """
     if not all(shutil.which(tool) for tool in ("ip", "tc", "nsenter")):
         return "needs ip, tc and nsenter"
     done = subprocess.run(
@@ -53,41 +88,61 @@ def missing() -> str | None:
     )
     if done.returncode:
         return f"network namespaces cannot be made here: {done.stderr.strip()}"
+    shape = ("tc", "-n", f"{PREFIX}-try", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+    done = subprocess.run(shape, capture_output=True, text=True, check=False)
     _ip("netns", "delete", f"{PREFIX}-try")
-    return None
+    if delay and done.returncode:
+        return f"links can have no delay here, this kernel has no netem: {done.stderr.strip()}"
+    return cpu_groups.missing() if cores else None
 
 
 @contextmanager
-def network(names: Sequence[str], rate: str | None) -> Iterator[Hosts]:
+def network(hosts: Sequence[str] | Mapping[str, Host], rate: str | None = None) -> Iterator[Hosts]:
     """Hosts of these names (at most four letters each); all is gone afterwards.
 
     Args:
-        rate: of each link and direction, as ``tc`` writes it: ``200mbit``; None bounds nothing.
+        hosts: names, or name → speed. rate: that of all hosts, if ``hosts`` are names alone.
     """
+    speeds = hosts if isinstance(hosts, Mapping) else dict.fromkeys(hosts, Host(rate))
     _clear()
     try:
         _ip("link", "add", BRIDGE, "type", "bridge")
         _ip("link", "set", BRIDGE, "up")
-        places, links = {}, {}
-        for number, name in enumerate(names):
-            host, outer, inner = f"{PREFIX}-{name}", f"{PREFIX}-o-{name}", f"{PREFIX}-i-{name}"
-            address = f"10.77.0.{number + 1}"
-            _ip("netns", "add", host)
-            _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host)
-            _ip("link", "set", outer, "master", BRIDGE, "up")
-            _ip("-n", host, "address", "add", f"{address}/24", "dev", inner)
-            for link in ("lo", inner):
-                _ip("-n", host, "link", "set", link, "up")
-            if rate is not None:
-                shape = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
-                _call("tc", "qdisc", "add", "dev", outer, *shape)
-                _call("tc", "-n", host, "qdisc", "add", "dev", inner, *shape)
-            enter = ("nsenter", f"--net=/run/netns/{host}")
-            places[name] = HostSpec(enter, address, {"GLOO_SOCKET_IFNAME": inner})
-            links[name] = outer
-        yield Hosts(places, links)
+        made = Hosts({}, {})
+        for number, (name, speed) in enumerate(speeds.items()):
+            _add_host(made, name, speed, f"10.77.0.{number + 1}")
+        yield made
     finally:
         _clear()
+
+
+def _add_host(made: Hosts, name: str, speed: Host, address: str) -> None:
+    host, outer, inner = f"{PREFIX}-{name}", f"{PREFIX}-o-{name}", f"{PREFIX}-i-{name}"
+    _ip("netns", "add", host)
+    _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host)
+    _ip("link", "set", outer, "master", BRIDGE, "up")
+    _ip("-n", host, "address", "add", f"{address}/24", "dev", inner)
+    for link in ("lo", inner):
+        _ip("-n", host, "link", "set", link, "up")
+    above = ["root"]
+    if speed.delay_ms:
+        delay = ["netem", "delay", f"{speed.delay_ms}ms", "limit", str(DELAYED_PACKETS)]
+        _call("tc", "-n", host, "qdisc", "add", "dev", inner, "root", "handle", "1:", *delay)
+        above = ["parent", "1:1"]
+    if speed.rate is not None:
+        shape = ["tbf", "rate", speed.rate, "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
+        _call("tc", "qdisc", "add", "dev", outer, "root", *shape)
+        _call("tc", "-n", host, "qdisc", "add", "dev", inner, *above, *shape)
+    enter: tuple[str, ...] = ("nsenter", f"--net=/run/netns/{host}")
+    environment = {"GLOO_SOCKET_IFNAME": inner}
+    if speed.cores is not None:
+        made.groups[name] = group = cpu_groups.make(host)
+        made.cores[name] = speed.cores
+        enter = (*group.command, *enter)
+        threads = str(max(1, int(speed.cores)))
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), threads)
+    made.places[name] = HostSpec(enter, address, environment)
+    made.links[name] = outer
 
 
 @contextmanager
@@ -130,6 +185,7 @@ def _clear() -> None:
             for pid in pids.stdout.split():
                 subprocess.run(["kill", "-9", pid], capture_output=True, check=False)
             _ip("netns", "delete", host)
+    cpu_groups.remove_all(_ours)
     for bridge in (name for name in links if _ours(name) and name.endswith("-br")):
         subprocess.run(["ip", "link", "delete", bridge], capture_output=True, check=False)
 

@@ -22,8 +22,10 @@ from typing import Any
 import harness
 from experiments import RESULTS, markdown
 
-BENCHMARKS = ("train", "kernels", "kernel_times", "capacity", "tiers", "data", "wire", "serving", "start")
-"""Benchmarks that write parts of pages, each from ``docs/results/NAME.json``."""
+BENCHMARKS = (
+    "train", "kernels", "kernel_times", "capacity", "tiers", "data", "wire", "serving", "start", "slow_hosts", "slow_hosts_quality",
+)  # fmt: skip
+"""Benchmarks that write parts of pages, each from ``docs/results/NAME.json``, with hyphens."""
 PART = r"(<!-- {name}: ([\w ]+) -->\n)(.*?)(?=<!-- end -->)"
 Parts = Mapping[str, str | None]
 PageParts = Callable[[Mapping[str, Any]], Parts]
@@ -34,7 +36,7 @@ def main() -> None:
         prog="girih bench pages", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     for name in BENCHMARKS:
-        file = RESULTS / f"{name}.json"
+        file = RESULTS / f"{name.replace('_', '-')}.json"
         if file.is_file():
             write(importlib.import_module(name).page_parts, json.loads(file.read_text(encoding="utf-8")))
 

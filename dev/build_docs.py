@@ -77,7 +77,7 @@ REFERENCE = (
 EXPLANATION = {
     "Design": ("architecture.md", "strategies.md"),
     "Papers": ("persia.md", "des.md", "picasso.md", "hierarchical.md"),
-    "Measurements": ("benchmarks.md", "claims.md"),
+    "Measurements": ("benchmarks.md", "scale.md", "claims.md"),
 }
 FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Pages that are outside docs/ in the repository, and their places in the site."""

@@ -42,7 +42,9 @@ NUMBER = re.compile(
 
 
 WRITTEN = {
-    name: RESULTS / f"{name}.json" for name in benchmark("pages").BENCHMARKS if (RESULTS / f"{name}.json").is_file()
+    name: file
+    for name in benchmark("pages").BENCHMARKS
+    if (file := RESULTS / f"{name.replace('_', '-')}.json").is_file()
 }  # fmt: skip
 """Benchmarks whose parts of pages are compared with a file of their results."""
 

@@ -51,6 +51,8 @@ def columns_of(checkpoint):
         ids, tables = snapshot.column("ids"), snapshot.column("tables")
         for number, table in enumerate(snapshot.description["tables"]):
             own = tables == number
+            if not own.any():  # of many shards, some have no row of a small table
+                continue
             for column in snapshot._columns:
                 if column.name.split(".")[0] in ("embedding", "first_order"):
                     values = snapshot.column(column.name)[own].reshape(own.sum(), -1)
