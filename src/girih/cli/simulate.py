@@ -12,6 +12,7 @@ from rich.table import Table
 
 from girih.app.run_config import RunConfig
 from girih.cli import cli, note
+from girih.cli.plan import GBIT
 from girih.cli.words import PATH, config_options
 from girih.errors import ConfigError
 from girih.files.whole import write_whole
@@ -23,6 +24,7 @@ from girih.report.text import short
 from girih.strategies.strategy import price
 
 MOST_ROWS = 12
+"""Resources that are shown, the busiest first."""
 
 
 @cli.command()
@@ -58,7 +60,8 @@ def simulate(
     settings = RunConfig.load(config_file, overrides=overrides, strategy=strategy)
     hosts = Hosts.read(hosts_file)
     calibration = Calibration.read(calibrated).spread(sum(each.count for each in hosts.hosts))
-    _, net = settings.planned_net(calibration)
+    fastest = max(each.gbit for each in hosts.hosts)  # operators are placed for links between hosts
+    _, net = settings.planned_net(calibration.over(fastest * GBIT))
     facts = settings.facts_by(calibration, net)(settings.strategy)
     settings.strategy.plan(facts)
     options = {"steps": steps, "runs": runs, "seed": seed, "keeps_spans": timeline is not None}
@@ -81,7 +84,8 @@ def _show(found: Prediction) -> None:
     console, result = Console(highlight=False), found.simulated
     console.print(
         f"{short(result.samples_per_s)} samples/s, 80 % of runs from {short(result.samples_per_s_p10)} to"
-        f" {short(result.samples_per_s_p90)}; bounded by {result.bottleneck}"
+        f" {short(result.samples_per_s_p90)}; bounded by {result.bottleneck}",
+        soft_wrap=True,
     )
     console.print(f"staleness: {result.staleness_p50} (median), {result.staleness_p99} (99 %)")
     table = Table("resource", "in use", "mean queue")
@@ -90,7 +94,7 @@ def _show(found: Prediction) -> None:
         table.add_row(name, f"{use:.0%}", f"{result.queues[name]:.2g}")
     console.print(table)
     for reason in result.extrapolated:
-        console.print(f"extrapolated: {reason}")
+        console.print(f"extrapolated: {reason}", soft_wrap=True)
 
 
 def trace_events(spans: Sequence[Span]) -> list[dict[str, object]]:
