@@ -115,6 +115,16 @@ def test_a_thread_that_waits_for_rows_asks_for_no_others_meanwhile():
     assert 0 < found.staleness_p99 <= 3
 
 
+def test_background_work_that_outlasts_its_step_goes_on():
+    """A copy of 0.5 GB takes 0.5 s over the link, a step 0.1 s: two copies at a time, and no step waits."""
+    send = Operation(
+        name="b", term="b", role="trainer", to="dense-server", sent_bytes=5e8, after=("a",), background=True
+    )
+    back = replace(send, name="c", role="dense-server", to="trainer", sent_bytes=1.0, after=("b",))
+    found = exact(graph([work("a", 0.1, begins=True), send, back], **{"dense-server": 1}))
+    assert found.samples_per_s == pytest.approx(10.0)
+
+
 def test_local_takes_its_path_if_cores_suffice():
     hosts = Hosts((HostGroup(count=1, cores=CORE_COUNT + 1, memory_gb=1, gbit=8),))  # one for the reader
     found = exact(graph_of("local"), hosts)

@@ -62,7 +62,6 @@ class _Lane:
         self.begun = self.ended = 0
         self.num_applied = 0
         self.missing: dict[int, list[int]] = {}
-        self.waiting: dict[tuple[str, int], Done] = {}
         self.passed: set[tuple[str, int]] = set()
         self.early: dict[int, list[Done]] = {}
         self.unfinished: dict[int, int] = {}
@@ -111,7 +110,7 @@ class _Lane:
     def finish(self, index: int, step: int) -> None:
         """Begins what follows an operation."""
         run, operation = self.run, self.run.operations[index]
-        missing = self.missing.get(step, [])
+        missing = self.missing[step]
         if operation.applies:
             self.num_applied += 1
         for follower in run.followed.get(operation.name, ()):  # of the next step
@@ -131,7 +130,6 @@ class _Lane:
             if not self.unfinished[step]:
                 self.ended += 1
                 run.log.ended.append((run.engine.now_s, self.number))
-                del self.missing[step], self.unfinished[step]
                 if self.ended == run.steps:
                     run.engine.stop()
                 else:

@@ -134,8 +134,8 @@ class StepGraph:
 
     @property
     def last(self) -> tuple[str, ...]:
-        """Returns the operations that no other operation waits for. A step ends with them."""
-        waited = {name for each in self.operations for name in each.after}
+        """Returns the operations that only background work waits for. A step ends with them."""
+        waited = {name for each in self.operations for name in each.after if not each.background}
         return tuple(
             each.name
             for each in self.operations
