@@ -82,6 +82,7 @@ class OperationOptions(TypedDict, total=False):
     kind: str
     threads: float
     delay_s: float
+    packet_s: float
     together: bool
     executor: str
     takes: str

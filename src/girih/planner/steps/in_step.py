@@ -68,10 +68,9 @@ class GraphBuilder:
                 core_s=link.cpu_s(messages, sent_bytes),
                 sent_bytes=sent_bytes,
                 bytes_per_s=link.bytes_per_s,
-                packet_s=link.message_cpu_s / 2,
                 hops=hops,
                 after=after,
-                **({"delay_s": hops * link.latency_s} | more),
+                **({"delay_s": hops * link.latency_s, "packet_s": link.message_cpu_s / 2} | more),
             )
         )
 

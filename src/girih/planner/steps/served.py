@@ -144,7 +144,8 @@ def grouped(
     free = replace(link, message_cpu_s=0.0, byte_cpu_s=0.0, latency_s=net.latency_s / 4)
 
     def exchange(name: str, roles: tuple[str, str], sent_bytes: float, after: After) -> After:
-        return (served.send(name, WIRE, roles, free, sent_bytes, after, member=net.busiest),)
+        options: OperationOptions = {"packet_s": link.message_cpu_s / 2, "member": net.busiest}
+        return (served.send(name, WIRE, roles, free, sent_bytes, after, **options),)
 
     ends: After = (served.pull(),)
     for name, part in (("forward", 1 - BACKWARD), ("backward", BACKWARD)):
