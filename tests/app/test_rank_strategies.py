@@ -6,14 +6,26 @@ import pytest
 
 from girih.app.rank_strategies import StrategyEstimate, choose, offers
 from girih.errors import ConfigError
-from girih.planner.speed.step import StepCost, predict
+from girih.planner.simulator.hosts import HostGroup, Hosts
+from girih.planner.simulator.prediction import Prediction
+from girih.planner.simulator.result import simulate
+from girih.planner.steps.fold import fold
+from girih.planner.steps.graph import Operation, StepGraph
 from girih.strategies import BY_NAME
+
+ONE_CORE = Hosts((HostGroup(count=1, cores=1, memory_gb=1, gbit=1),))
+
+
+def prediction(seconds):
+    step = Operation(name="pass", term="pass", role="trainer", core_s=seconds, begins=True)
+    graph = StepGraph(examples=100, roles={"trainer": 1}, operations=(step,))
+    simulated = simulate(graph, ONE_CORE, runs=1, step_spread=0.0, run_spread=0.0)
+    return Prediction(simulated=simulated, fold=fold(graph, 1), cores=1, in_flight=1)
 
 
 def offer(name, seconds, **options):
-    cost = StepCost(examples=100, work_s={"pass": seconds}, path_s={})
     return StrategyEstimate(
-        strategy=BY_NAME[name](**options), is_configured=False, prediction=predict(cost, 1)
+        strategy=BY_NAME[name](**options), is_configured=False, prediction=prediction(seconds)
     )
 
 
@@ -25,7 +37,7 @@ def test_the_fastest_is_chosen_and_near_it_the_one_with_the_fewest_processes():
         "within 5% of the fastest, hybrid (trainers = 2), with 2 processes instead of 5; bounded by cores"
         in why
     )
-    far = replace(near, prediction=predict(StepCost(examples=100, work_s={"pass": 1.1}, path_s={}), 1))
+    far = replace(near, prediction=prediction(1.1))
     assert choose([far, fast]) == (fast, "it is predicted to be the fastest, bounded by cores")
     assert choose([replace(fast, prediction=None)])[0] is None
 

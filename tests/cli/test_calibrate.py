@@ -111,7 +111,7 @@ def test_a_pass_that_is_known_prices_a_configuration_and_places_its_net(worked, 
     monkeypatch.setattr(planning, "measured_pass", lambda *given: cost)
     speeds = [price(copies.strategy, copies.facts_by(calibration)(copies.strategy)) for _ in range(2)]
     assert speeds[0] == speeds[1]
-    assert speeds[0].cost.path_s["forward and backward"] == pytest.approx(0.25 + 64 * 0.5)
+    assert speeds[0].fold.path_s["forward and backward"] == pytest.approx(0.25 + 64 * 0.5)
     _, net = groups.planned_net(calibration)
     assert net.facts.dense_cost == cost
 
@@ -135,6 +135,42 @@ def test_a_plan_prices_all_strategies_and_shows_the_tagged_graph(worked, capsys)
     assert "deep.0.linear" in (folder / "net.svg").read_text()
     assert run(*words[:2], "--picture", folder / "none.svg") == 2
     assert "all operators of 'local' run on trainers" in capsys.readouterr().err
+
+
+HOSTS = """
+[[hosts]]
+count = 4
+cores = 2
+memory_gb = 8
+gbit = 1
+"""
+
+
+def test_hosts_are_simulated_and_the_result_is_a_file(worked, capsys):
+    folder = worked.parent
+    hosts, out, timeline = (folder / name for name in ("hosts.toml", "found.json", "timeline.json"))
+    hosts.write_text(HOSTS)
+    words = ["simulate", folder / "config.toml", "--strategy", "hybrid", *TWO, "--hosts", hosts]
+    words += ["--calibration", worked, "--steps", 8, "--runs", 3, "--seed", 5]
+    assert run(*words, "--json", out, "--timeline", timeline) == 0
+    printed = capsys.readouterr()
+    found = json.loads(out.read_text())
+    assert 0 < found["samples_per_s_p10"] <= found["samples_per_s"] <= found["samples_per_s_p90"]
+    assert 0 <= found["staleness_p50"] <= found["staleness_p99"] <= 4
+    assert found["extrapolated"] is True  # several machines
+    assert f"bounded by {found['bottleneck']}" in printed.out
+    assert "extrapolated: several machines" in printed.out
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert {each["ph"] for each in events} == {"M", "X"}
+    names = {each["args"]["name"] for each in events if each["ph"] == "M"}
+    assert {"trainer 0", "trainer 1", "embedding-server 0", "embedding-worker 0", "loader 0"} <= names
+    assert all(each["dur"] >= 0 for each in events if each["ph"] == "X")
+    hosts.write_text(HOSTS.replace("cores", "core"))
+    assert run(*words) == 2
+    assert "hosts.toml" in capsys.readouterr().err
+    hosts.write_text(HOSTS + 'roles = ["trainer"]\n')
+    assert run(*words) == 2
+    assert "no host runs 'embedding-worker'" in capsys.readouterr().err
 
 
 def test_a_run_tells_what_was_predicted_beside_what_was_measured(worked, capsys):

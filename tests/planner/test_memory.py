@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_speed import GRAPH, facts
+from test_step_graphs import GRAPH, facts
 
 from girih import cli
 from girih.errors import ConfigError

@@ -59,7 +59,7 @@ from girih.planner.calibration import (
     StepWork,
 )
 from girih.planner.costs import fit, with_cpu
-from girih.planner.speed.step import Observed
+from girih.planner.steps.basis import Observed
 from girih.processes.segments import temporary_directory
 from girih.runs.callbacks import Callback
 from girih.schema import Categorical, Numeric, Schema
@@ -448,7 +448,7 @@ def observe(
             meter.begin(trainer.state.step, window)
             trainer.fit(data, epochs=EPOCHS)
             run = trainer._run
-            cost = run.planning.step_cost(run.opened()[0], run.strategy, data, calibration)
+            cost = run.planning.step_fold(run.opened()[0], run.strategy, data, calibration)
             if cost is not None:
                 cpu_s, step_s = meter.quartiles()
                 observations.append(

@@ -10,7 +10,7 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
-from girih.planner.speed.step import Prediction
+from girih.planner.simulator.prediction import Prediction
 from girih.strategies import BY_NAME
 from girih.strategies.strategy import Strategy, price
 
@@ -66,7 +66,7 @@ def offers(configured: Strategy, facts_of: Callable[[Strategy], Facts]) -> tuple
     for strategy in (configured, *(other for other in others if other != configured)):
         prediction, refused = (
             None,
-            "its speed is not predicted: on GPUs, compiled, or a strategy without step_cost",
+            "its speed is not predicted: on GPUs, compiled, or a strategy without step_graph",
         )
         try:
             facts = facts_of(strategy)

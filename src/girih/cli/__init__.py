@@ -47,6 +47,7 @@ COMMANDS = {
     "report": "Draw a self-contained page per run, and one of several.",
     "scale": "Add processes to an active run, or remove some.",
     "serve": "Answer requests for predictions by HTTP: Open Inference Protocol v2.",
+    "simulate": "Predict the speed of a run on other hosts, step by step.",
     "status": "Show a run's processes: alive or not, load, bottleneck.",
     "train": "Train the model of a config file.",
 }

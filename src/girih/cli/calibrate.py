@@ -58,7 +58,7 @@ def _launch(typed: list[str], trainers: int, out: Path) -> int:
     from girih.cli.show import calibration_tables
     from girih.files.whole import write_whole
     from girih.planner.calibration import Calibration, Overhead
-    from girih.planner.speed.step import Observed, fit_overhead
+    from girih.planner.steps.basis import Observed, fit_overhead
 
     with tempfile.TemporaryDirectory(prefix="girih-calibrate-") as directory:
         folder = Path(directory)

@@ -199,9 +199,9 @@ def offers_table(estimates: Sequence[StrategyEstimate], calibrated: str) -> None
         if prediction is None:
             table.add_row(label, str(entry.processes), "–", "–", "–", entry.refused)
         else:
-            times = [
-                f"{1e3 * prediction.seconds[name]:.3g}" for name in ("cores", "one step after the other")
-            ]
+            parts = prediction.fold
+            work_s = sum(parts.work_s.values()) / prediction.cores
+            times = [f"{1e3 * each:.3g}" for each in (work_s, sum(parts.path_s.values()))]
             speed = short(prediction.samples_per_s)
             table.add_row(label, str(entry.processes), speed, *times, prediction.bound)
     console = _console()

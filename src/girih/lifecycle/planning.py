@@ -49,7 +49,7 @@ from girih.planner.facts import (
 )
 from girih.planner.operators import OperatorGraph
 from girih.planner.plan import Plan, PlannedTagging
-from girih.planner.speed.step import StepCost
+from girih.planner.steps.fold import Fold, fold
 from girih.planner.tagging.tag import Tagged
 from girih.planner.traffic import FLOAT_BYTES
 from girih.schema import Schema
@@ -487,18 +487,18 @@ class RunPlanner:
         speed = ranks.broadcast(predicted)
         return plan if speed is None else replace(plan, predicted={**plan.predicted, "speed": speed})
 
-    def step_cost(
+    def step_fold(
         self, plan: Plan, strategy: Strategy, train: Dataset, calibration: Calibration
-    ) -> StepCost | None:
-        """Predicts, on rank 0, the cost of a step on these data on this machine. Returns None if this is impossible."""
+    ) -> Fold | None:
+        """Predicts, on rank 0, the parts of a step on these data on this machine. Returns None if this is impossible."""
         halves = self.context.sparse.following(plan), self.context.dense
         facts = measured(self.facts, calibration, train, *halves, self.context.ranks)
         if not self.context.ranks.first:
             return None
         if strategy.places_operators:
             facts = place_net(plan, strategy, facts, *halves).facts
-        prediction = price(strategy, facts)
-        return None if prediction is None else prediction.cost
+        graph = strategy.step_graph(facts)
+        return None if graph is None else fold(graph, calibration.cores)
 
     def _placed(self, plan: Plan, strategy: Strategy, facts: Facts) -> tuple[Plan, Facts]:
         """Adds a tagging to the plan on all trainers, and to rank 0's facts.

@@ -25,7 +25,7 @@ from girih.planner.traffic import FLOAT_BYTES, PartialSizes, Traffic
 
 BUCKET_BYTES = 1 << 20
 """Bytes of a replica's gradients in one message. Most messages are sent while the backward pass still runs."""
-_VOTE_BYTES = 24
+VOTE_BYTES = 24
 _ANSWERS = 2  # empty messages: server to worker, and worker to trainer
 
 
@@ -139,7 +139,7 @@ def synchronous_step(
     AllReduce. Two small AllReduces agree on gradients and vote.
     """
     others, rows = num_trainers - 1, links[ALL_TO_ALL]
-    agreed = ring_s(_VOTE_BYTES, num_trainers, links[ALL_REDUCE])
+    agreed = ring_s(VOTE_BYTES, num_trainers, links[ALL_REDUCE])
     return {
         "ids": _messages_s(2 * others, sent.ids, rows),
         "embeddings": _messages_s(num_sets * micro_batches * others, sent.embeddings, rows),
@@ -188,11 +188,11 @@ def substitution_step(
     if split:  # columns of a trainer's examples, and their gradients back
         shares = [size / num_trainers for size in vectors]
         partials += 2 * sum(half_ring_s(size, num_trainers, links[ALL_TO_ALL]) for size in shares)
-        dense_bytes = sizes.shared_parameters * FLOAT_BYTES + _VOTE_BYTES
+        dense_bytes = sizes.shared_parameters * FLOAT_BYTES + VOTE_BYTES
         return {"partials": partials, "dense": ring_s(dense_bytes, num_trainers, links[ALL_REDUCE])}
     partials += sum(half_ring_s(size, num_trainers, links[ALL_GATHER]) for size in vectors)
     votes = not (as_ring and sums)
-    return {"partials": partials, "dense": votes * ring_s(_VOTE_BYTES, num_trainers, links[ALL_REDUCE])}
+    return {"partials": partials, "dense": votes * ring_s(VOTE_BYTES, num_trainers, links[ALL_REDUCE])}
 
 
 def _replica_s(sent_bytes: float, num_trainers: int, links: Links) -> float:
@@ -202,7 +202,7 @@ def _replica_s(sent_bytes: float, num_trainers: int, links: Links) -> float:
     size = sent_bytes * num_trainers / (2 * (num_trainers - 1))
     num_rings = math.ceil(size / BUCKET_BYTES)
     sizes = [size / max(1, num_rings)] * num_rings
-    return des_s([*sizes, _VOTE_BYTES], num_trainers, links[ALL_REDUCE])
+    return des_s([*sizes, VOTE_BYTES], num_trainers, links[ALL_REDUCE])
 
 
 def _messages_s(num_messages: int, sent_bytes: float, link: Link) -> float:

@@ -205,3 +205,10 @@ def micro_batches(facts: Facts) -> tuple[int, str]:
 def _fewest(ratio: float) -> int:
     """Returns the smallest n ≥ 1 with n · (n + 1) ≥ ratio."""
     return max(1, math.ceil(math.sqrt(ratio + 0.25) - 0.5))
+
+
+def exchanges_of(facts: Facts) -> tuple[int, int]:
+    """Returns the number of sets of groups that travel together, and of exchanges of a set's rows in a step."""
+    arranged = arrange(facts)
+    parts = micro_batches(facts)[0] if facts.schedule.micro_batches_from == "embedding" else 1
+    return len(arranged.interleaving) + bool(arranged.excluded), parts

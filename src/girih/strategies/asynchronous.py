@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed import served
-from girih.planner.speed.step import Basis, StepCost
+from girih.planner.steps import served
+from girih.planner.steps.basis import Basis
+from girih.planner.steps.graph import StepGraph
 from girih.strategies.remote import PipelinedStrategy, address_of
 from girih.strategies.strategy import deferred_if
 
@@ -53,9 +54,14 @@ class Asynchronous(PipelinedStrategy):
             )
         return super().plan(facts)
 
-    def step_cost(self, basis: Basis) -> StepCost:
-        """Estimates the cost of a step with rows from servers and a dense server."""
-        return served.asynchronous(basis, self._service(basis)[0], staleness=self.staleness)
+    def step_graph(self, facts: Facts) -> StepGraph | None:
+        """Returns the work of a step with rows from servers and a dense server."""
+        basis = Basis.of(facts, self.calibration_key)
+        return (
+            None
+            if basis is None
+            else served.asynchronous(basis, self._service(basis), staleness=self.staleness)
+        )
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers, and copies the dense half."""

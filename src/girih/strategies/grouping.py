@@ -9,7 +9,7 @@ from girih.cluster.roles import FailurePolicy, RoleName
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.group import group_of, net_examples, timed
+from girih.planner.steps.group import group_of, net_examples, timed
 from girih.planner.tagging.wires import choose_wire, codec_of
 from girih.strategies.remote import address_of
 

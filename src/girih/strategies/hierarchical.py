@@ -20,9 +20,10 @@ from girih.errors import ConfigError
 from girih.planner import memory
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed import served
-from girih.planner.speed.group import spread, tagged
-from girih.planner.speed.step import Basis, StepCost
+from girih.planner.steps import served
+from girih.planner.steps.basis import Basis
+from girih.planner.steps.graph import StepGraph
+from girih.planner.steps.group import spread, tagged
 from girih.planner.tagging.tag import Tagged
 from girih.planner.traffic import FLOAT_BYTES
 from girih.strategies.grouping import choose_codecs, start_group_servers, trace_split
@@ -186,10 +187,12 @@ class Hierarchical(RemoteStrategy):
         predicted = {"wire": {"why": why}} if why else {}
         return replace(plan, wire={**plan.wire, **wire}, predicted={**plan.predicted, **predicted})
 
-    def step_cost(self, basis: Basis) -> StepCost | None:
-        """Estimates the cost of a step; None if group servers run operators that are not known."""
-        facts = basis.facts
-        service, _ = self._service(basis)
+    def step_graph(self, facts: Facts) -> StepGraph | None:
+        """Returns the work of a step; None if group servers run operators that are not known."""
+        basis = Basis.of(facts, self.calibration_key)
+        if basis is None:
+            return None
+        service = self._service(basis)
         averaging = served.AveragingLoad(
             copies=self.groups,
             holders=max(1, self.servers_per_group),

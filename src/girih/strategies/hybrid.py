@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed import served
-from girih.planner.speed.step import Basis, StepCost
+from girih.planner.steps import served
+from girih.planner.steps.basis import Basis
+from girih.planner.steps.graph import StepGraph
 from girih.strategies.remote import PipelinedStrategy
 from girih.strategies.strategy import deferred_if
 
@@ -36,10 +38,10 @@ class Hybrid(PipelinedStrategy):
     name: ClassVar[str] = "hybrid"
     in_step: ClassVar[bool] = True
 
-    def step_cost(self, basis: Basis) -> StepCost:
-        """Estimates the cost of a step with rows from servers and an AllReduce."""
-        service, rings_s = self._service(basis)
-        return served.hybrid(basis, service, staleness=self.staleness, rings_s=rings_s)
+    def step_graph(self, facts: Facts) -> StepGraph | None:
+        """Returns the work of a step with rows from servers and an AllReduce."""
+        basis = Basis.of(facts, self.calibration_key)
+        return None if basis is None else served.hybrid(basis, self._service(basis), staleness=self.staleness)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Connects to the embedding workers, and copies the dense half."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.in_step import local
-from girih.planner.speed.step import Basis, StepCost
+from girih.planner.steps.basis import Basis
+from girih.planner.steps.graph import StepGraph
+from girih.planner.steps.in_step import local
 from girih.planner.traffic import Traffic
 from girih.strategies.strategy import (
     Capabilities,
@@ -60,9 +61,10 @@ class Local(StrategyOptions):
         """Returns this strategy, which always has one process."""
         return (cls(),)
 
-    def step_cost(self, basis: Basis) -> StepCost:
-        """Estimates the cost of a step in one process."""
-        return local(basis)
+    def step_graph(self, facts: Facts) -> StepGraph | None:
+        """Returns the work of a step in one process."""
+        basis = Basis.of(facts, self.calibration_key)
+        return None if basis is None else local(basis)
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Builds all tables and the only copy of the dense half in this process."""

@@ -16,8 +16,8 @@ from girih.planner import costs, traffic
 from girih.planner.calibration import Links
 from girih.planner.facts import AccessProfile, Facts
 from girih.planner.plan import Plan
-from girih.planner.speed.served import RowService
-from girih.planner.speed.step import Basis
+from girih.planner.steps.basis import Basis
+from girih.planner.steps.served import RowService
 from girih.strategies.strategy import (
     Capabilities,
     Processes,
@@ -153,20 +153,15 @@ class RemoteStrategy(StrategyOptions):
         waited = sent if self.waits_for_dense else replace(sent, dense=0.0)
         return costs.remote_step(waited, num_trainers, links, transport=self.transport, in_step=self.in_step)
 
-    def _service(self, basis: Basis) -> tuple[RowService, float]:
-        """Returns the processes that serve rows, for the cost model, and the seconds of a step's dense messages."""
-        links = basis.calibration.links
-        sent = self._traffic(basis.facts, basis.profile, basis.batch_size)
-        seconds = self._seconds(sent, basis.trainers, links)
-        service = RowService(
+    def _service(self, basis: Basis) -> RowService:
+        """Returns the processes that serve rows, for the step graph."""
+        return RowService(
             workers=self.embedding_workers,
             servers=self.embedding_servers,
             loaders=self.loaders,
-            link=links[self.transport],
-            sent=sent,
-            message_s=sum(kind_s for kind, kind_s in seconds.items() if kind != "dense"),
+            link=basis.calibration.links[self.transport],
+            sent=self._traffic(basis.facts, basis.profile, basis.batch_size),
         )
-        return service, seconds["dense"]
 
     def session(
         self,

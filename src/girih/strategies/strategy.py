@@ -11,11 +11,14 @@ from girih.config.bounds import Bounds
 from girih.config.options import Options
 from girih.config.train import ScheduleOptions
 from girih.errors import ConfigError
-from girih.planner.facts import Facts
-from girih.planner.interleaving import arrange, micro_batches
+from girih.planner import costs, traffic
+from girih.planner.calibration import Links
+from girih.planner.facts import AccessProfile, Facts
+from girih.planner.interleaving import arrange, exchanges_of, micro_batches
 from girih.planner.plan import Plan
-from girih.planner.speed.in_step import synchronous_seconds, synchronous_traffic
-from girih.planner.speed.step import Basis, Prediction, StepCost, predict, with_overhead
+from girih.planner.simulator.hosts import Hosts
+from girih.planner.simulator.prediction import Prediction, predict
+from girih.planner.steps.graph import StepGraph
 from girih.planner.traffic import FLOAT32, Traffic, Wire
 
 if TYPE_CHECKING:  # plans need no live objects
@@ -143,8 +146,8 @@ class Strategy(ABC):
         """The option that keeps all processes on one host, for errors; "" if there is none."""
         return ""
 
-    def step_cost(self, basis: Basis) -> StepCost | None:
-        """Estimates the cost of a step, in seconds of each resource; None without an estimate."""
+    def step_graph(self, facts: Facts) -> StepGraph | None:
+        """Returns the work and the messages of one step, for the simulator; None if facts are missing."""
         return None
 
     def without_pipelining(self) -> Strategy:
@@ -238,16 +241,15 @@ def facts_for_schedule(schedule: ScheduleOptions) -> frozenset[str]:
     return frozenset(required)
 
 
-def price(strategy: Strategy, facts: Facts) -> Prediction | None:
-    """Predicts the speed; None if facts are missing, or the strategy has no ``step_cost``."""
-    basis = Basis.of(facts)
-    cost = None if basis is None else strategy.step_cost(basis)
-    if basis is None or cost is None:
-        return None
-    overhead = basis.calibration.overheads.get(strategy.calibration_key)
-    if overhead is not None:
-        cost = with_overhead(cost, overhead, facts)
-    return predict(cost, basis.cores)
+def price(strategy: Strategy, facts: Facts, hosts: Hosts | None = None, **options: Any) -> Prediction | None:
+    """Predicts the speed; None if facts are missing, or the strategy has no ``step_graph``.
+
+    Args:
+        hosts: the hosts of the run; None means the calibrated machines.
+        options: see :func:`girih.planner.simulator.result.simulate`.
+    """
+    graph = strategy.step_graph(facts)
+    return None if graph is None else predict(graph, facts, hosts, **options)
 
 
 def base_plan(strategy: Strategy, facts: Facts, **decided: Any) -> Plan:
@@ -418,5 +420,26 @@ def predicted_exchange(facts: Facts, wire: Wire = FLOAT32) -> dict[str, object]:
     if facts.profile is None:
         return {}
     sent = synchronous_traffic(facts, facts.profile, wire)
-    seconds = None if facts.links is None else synchronous_seconds(facts, sent, facts.links)[0]
+    seconds = None if facts.links is None else _synchronous_seconds(facts, sent, facts.links)
     return predicted_traffic(sent, seconds)
+
+
+def synchronous_traffic(facts: Facts, profile: AccessProfile, wire: Wire) -> Traffic:
+    """Returns the bytes that a trainer of ``synchronous`` sends per step.
+
+    Args:
+        wire: the number formats of embeddings and gradients.
+    """
+    return traffic.synchronous(
+        facts.num_trainers,
+        keys=profile.keys_of_share,
+        numbers=profile.numbers_of_share,
+        parameters=facts.model.num_parameters,
+        wire=wire,
+    )
+
+
+def _synchronous_seconds(facts: Facts, sent: Traffic, links: Links) -> Mapping[str, float]:
+    """Returns the seconds of communication per step of ``synchronous``, by kind. The kind "dense" overlaps a pass."""
+    num_sets, parts = exchanges_of(facts)
+    return costs.synchronous_step(sent, facts.num_trainers, links, num_sets=num_sets, micro_batches=parts)

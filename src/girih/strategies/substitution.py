@@ -16,8 +16,9 @@ from girih.planner.facts import Facts, ModelFacts
 from girih.planner.operators import ELEMENTWISE
 from girih.planner.placement import Placement, balanced, modulo
 from girih.planner.plan import Plan
-from girih.planner.speed import in_step
-from girih.planner.speed.step import Basis, StepCost
+from girih.planner.steps import in_step
+from girih.planner.steps.basis import Basis
+from girih.planner.steps.graph import StepGraph
 from girih.strategies.strategy import (
     TRAINER,
     Capabilities,
@@ -96,19 +97,14 @@ class Substitution(StrategyOptions):
             predicted=self._predicted(facts, placement, split=split),
         )
 
-    def step_cost(self, basis: Basis) -> StepCost:
-        """Estimates the cost of a step, in which partial results and dense gradients travel."""
-        facts = basis.facts
+    def step_graph(self, facts: Facts) -> StepGraph | None:
+        """Returns the work of a step, in which partial results and dense gradients travel."""
+        basis = Basis.of(facts, self.calibration_key)
+        if basis is None:
+            return None
         if facts.num_trainers == 1:
             return in_step.local(basis)
-        split = self._splits(facts)
-        sizes = self._partial_sizes(facts, split=split)
-        sent = traffic.substitution(basis.batch_size, facts.num_trainers, sizes)
-        links = basis.calibration.links
-        seconds = costs.substitution_step(basis.batch_size, facts.num_trainers, links, sizes)
-        num_operations = 2 * bool(sizes.summed) + len(sizes.concatenated) * (2 if split else 1)
-        messages = float(num_operations * (facts.num_trainers - 1))
-        return in_step.substitution(basis, sent, seconds, split=split, num_messages=messages)
+        return in_step.substitution(basis, self._partial_sizes(facts, split=self._splits(facts)))
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Builds this trainer's tables and operators, and its copy of the upper network."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from girih.errors import ConfigError
 from girih.planner.facts import Facts
 from girih.planner.plan import Plan
-from girih.planner.speed import in_step
-from girih.planner.speed.step import Basis, StepCost
+from girih.planner.steps import in_step
+from girih.planner.steps.basis import Basis
+from girih.planner.steps.graph import StepGraph
 from girih.strategies.strategy import (
     TRAINER,
     Capabilities,
@@ -30,6 +31,7 @@ from girih.strategies.strategy import (
     is_on_gpu,
     ordering_option,
     predicted_exchange,
+    synchronous_traffic,
 )
 
 if TYPE_CHECKING:
@@ -89,9 +91,12 @@ class Synchronous(StrategyOptions):
     def _wire(self) -> dict[str, str]:
         return {"embeddings": self.wire_embeddings, "gradients": self.wire_gradients}
 
-    def step_cost(self, basis: Basis) -> StepCost:
-        """Estimates the cost of a step, in which rows, their gradients and dense gradients travel."""
-        return in_step.synchronous(basis, self._wire)
+    def step_graph(self, facts: Facts) -> StepGraph | None:
+        """Returns the work of a step, in which rows, their gradients and dense gradients travel."""
+        basis = Basis.of(facts, self.calibration_key)
+        if basis is None:
+            return None
+        return in_step.synchronous(basis, synchronous_traffic(facts, basis.profile, self._wire))
 
     def build(self, plan: Plan, context: RunContext) -> Session:
         """Builds this trainer's part of all tables, and its copy of the dense half."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from girih.planner.calibration import Calibration
 from girih.planner.operators import OperatorGraph
-from girih.planner.speed.step import step_seconds
+from girih.planner.steps.fold import step_seconds
 from girih.planner.tagging.group import FLOAT32, CodecCost, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import EFFORT, How, Tagged, tag
 

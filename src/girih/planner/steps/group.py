@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from girih.planner.facts import DenseCost, Facts
-from girih.planner.operators import TRAINER, OperatorGraph, Tagging
+from girih.planner.operators import OperatorGraph, Tagging
 from girih.planner.tagging.components import components
 from girih.planner.tagging.group import Device, HierarchicalGroup, WireCost
 from girih.planner.tagging.tag import Tagged, tag
@@ -21,21 +21,21 @@ from girih.planner.traffic import NOMINAL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The work of one step of a net, spread over the devices of all groups.
+    """The work and the messages of one step of a net, spread over the devices of its group.
 
     Attributes:
-        devices_s: device → seconds per step that its cores are busy. links_s: device → seconds per step that its link
-            is busy.
-        work_s: core-seconds of all devices of all groups.
-        exchange_s: seconds of a net's exchanges, in sequence.
-        served: fraction of a pass that servers compute.
+        trainer_s: core-seconds of the net's trainer. servers_s: core-seconds of each server.
+        sent_bytes, received_bytes: bytes between the trainer and the servers.
+        latency_s: seconds of the messages' latency, in sequence.
+        busiest: number of the server with the most bytes.
     """
 
-    devices_s: Mapping[str, float]
-    links_s: Mapping[str, float]
-    work_s: float
-    exchange_s: float
-    served: float
+    trainer_s: float
+    servers_s: tuple[float, ...]
+    sent_bytes: float
+    received_bytes: float
+    latency_s: float
+    busiest: int
 
 
 def group_of(graph: OperatorGraph, facts: Facts, options: Mapping[str, Any]) -> HierarchicalGroup:
@@ -141,37 +141,29 @@ def timed(graph: OperatorGraph, facts: Facts, examples: int) -> OperatorGraph:
 
 
 def spread(graph: OperatorGraph, tagged_net: Tagged, facts: Facts, options: Mapping[str, Any]) -> Spread:
-    """Predicts the work of a step of all groups, from the tagged net.
+    """Predicts the work of a net's step from the tagged net.
 
     Each exchange of a net has 4 messages: there and back, in the forward and in the backward pass. All bytes pass the
     link of the net's trainer, one message after the other.
     """
-    trainers, groups = options["trainers_per_group"], options["groups"]
-    group, examples = group_of(graph, facts, options), net_examples(facts, options)
-    of_group = examples * trainers  # examples in one step of a group
-    devices_s = {name: load.cpu_s * of_group for name, load in tagged_net.loads.items()}
-    links_s = {name: load.network_s * of_group for name, load in tagged_net.loads.items()}
-    cores = {name: device.cores for name, device in zip(tagged_net.loads, group.devices, strict=True)}
-    first, *servers = tagged_net.loads
-    work_s = sum(devices_s[name] * cores[name] for name in servers)
-    work_s += trainers * devices_s[first] * cores[first]
-    exchange_s = 0.0
-    if facts.calibration is not None:
-        link = facts.calibration.links[options["transport"]]
-        stages = len({each.stage for each in components(graph, tagged_net.tagging)})
-        load = tagged_net.loads[first]  # mean over trainers, per example of the group
-        each_way = (load.sent_bytes + load.received_bytes) * of_group
-        exchange_s = 4 * stages * link.latency_s + each_way / link.bytes_per_s
-    computed = {
-        each.name: each.seconds_per_example or 0.0 for each in timed(graph, facts, examples).operators
-    }
-    there = sum(seconds for name, seconds in computed.items() if tagged_net.tagging[name] != TRAINER)
+    trainers, group = options["trainers_per_group"], group_of(graph, facts, options)
+    of_group = net_examples(facts, options) * trainers  # examples in one step of a group
+    loads = tagged_net.loads
+    cores_s = [
+        load.cpu_s * of_group * device.cores
+        for load, device in zip(loads.values(), group.devices, strict=True)
+    ]
+    first, *servers = loads.values()
+    calibration = facts.calibration
+    latency_s = 0.0 if calibration is None else calibration.links[options["transport"]].latency_s
+    stages = len({each.stage for each in components(graph, tagged_net.tagging)})
     return Spread(
-        devices_s=devices_s,
-        links_s=links_s,
-        work_s=groups * work_s,
-        exchange_s=exchange_s,
-        served=there / (sum(computed.values()) or 1.0),
+        trainer_s=cores_s[0],
+        servers_s=tuple(each / trainers for each in cores_s[1:]),
+        sent_bytes=first.sent_bytes * of_group,
+        received_bytes=first.received_bytes * of_group,
+        latency_s=4 * stages * latency_s,
+        busiest=max(range(len(servers)), key=lambda number: servers[number].network_s),
     )
 
 
