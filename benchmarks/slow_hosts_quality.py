@@ -40,7 +40,7 @@ from experiments import (
 )
 from hosts_file import Kinds
 from slow_hosts import HOSTS
-from strategy_quality import EVALUATIONS, MOST_FACTORS, NUM_TRAIN, ONE, TUNED, Arm, Case
+from strategy_quality import MOST_FACTORS, NUM_TRAIN, ONE, TUNED, Arm, Case
 
 from girih.strategies.remote import COUNT_OPTIONS
 
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=Path, default=HOSTS, metavar="FILE")
     parser.add_argument("--case", default="kuairand/dnn", choices=[*strategy_quality.CASES])
     parser.add_argument("--counts", type=int, nargs="+", default=[8, 16], help="of trainers")
+    parser.add_argument("--evaluations", type=int, default=3, help="on validation data, of a run")
     options = parser.parse_args()
     report = harness.Report("slow_hosts_quality", options)
     kinds = hosts_file.load(options.hosts)
@@ -114,10 +115,12 @@ def _trained(
     def train(factor: float, seed: int) -> Mapping[str, Any]:
         config = case.config(arm, factor, seed, quick=quick)
         updates = min(NUM_TRAIN[case.data] * case.passes // case.update, 40 if quick else 1 << 60)
-        every = max(1, updates // arm.per_step // EVALUATIONS)
-        config["train"] |= {"evaluate_every_steps": every, "max_steps": every * EVALUATIONS}
+        every = max(1, updates // arm.per_step // options.evaluations)
+        config["train"] |= {"evaluate_every_steps": every, "max_steps": every * options.evaluations}
         run = Run(f"{title}/x{factor:g}/{seed}", config, arm.strategy, conditions)
-        (found,) = kept.train([run], trained if kinds is None else lambda run: _hosted(run, kinds, every))
+        (found,) = kept.train(
+            [run], trained if kinds is None else lambda run: _hosted(run, kinds, every, options.evaluations)
+        )
         return found
 
     factor = tuned(
@@ -142,7 +145,7 @@ def _trained(
     return row, runs
 
 
-def _hosted(run: Run, kinds: Kinds, every: int) -> dict[str, Any]:
+def _hosted(run: Run, kinds: Kinds, every: int, evaluations: int) -> dict[str, Any]:
     """Trains a run on hosts; returns the same as :func:`experiments.trained`."""
     counts = {
         hosts_file.TRAINER: run.strategy["trainers"],
@@ -152,7 +155,7 @@ def _hosted(run: Run, kinds: Kinds, every: int) -> dict[str, Any]:
         file = Path(directory, "config.toml")
         file.write_text(tomli_w.dumps(dict(run.config)))
         plan = fleet.Plan(
-            str(file), (fleet.strategy_override(run.strategy),), warmup=0, steps=every, windows=EVALUATIONS,
+            str(file), (fleet.strategy_override(run.strategy),), warmup=0, steps=every, windows=evaluations,
             hosts=hosts_file.specs(hosts, hosts_file.placed(kinds, counts)), **slow_runs.bounds_of(hosts),
         )  # fmt: skip
         found = fleet.measure(plan, timeout_s=7200.0, tries=1)
