@@ -183,7 +183,12 @@ def scale_rows():
 def predictions():
     """Predicted and measured speeds, as ``judged`` of the benchmark takes them."""
     rows = table("prediction.json", "samples/s")
-    return [row | {"case": (row["model"], row["size"], row["link"])} for row in rows]
+    return [judgeable(row) for row in rows]
+
+
+def judgeable(row):
+    """A row of the page's result as the benchmark has it."""
+    return row | {"case": (row["model"], row["size"], row["link"]), "low": row["5 %"], "high": row["95 %"]}
 
 
 def alone(rows):
@@ -192,36 +197,40 @@ def alone(rows):
 
 
 def judged_rows():
-    judged, rows = benchmark("prediction").judged, predictions()
-    groups = table("prediction-groups.json", "all runs")[0]
-    others = (
-        [row for row in rows if row["model"] != "deepfm"],
-        [row for row in rows if row["model"] == "deepfm"],
+    judged, rows = benchmark("prediction").judged, alone(predictions())
+    groups = [judgeable(row) for row in table("prediction-groups.json", "samples/s")]
+    names = (
+        "local",
+        "synchronous",
+        "substitution",
+        "hybrid, τ = 0",
+        "hybrid, τ = 4",
+        "asynchronous",
+        "two replicas",
     )
-    return [judged(alone(rows)), groups, judged(rows), *map(judged, others)]
+    others = [row for row in rows if row["strategy"] != "substitution"]
+    return [
+        judged(rows + groups),
+        judged(others),
+        *(judged(bare(rows, strategy=name)) for name in names),
+        judged(groups),
+    ]
 
 
 def judged_parts():
-    """By strategy, and by size and link, side by side."""
+    """By size and link."""
     judged, rows = benchmark("prediction").judged, alone(predictions())
-    names = (
-        "two replicas",
-        "local",
-        "hybrid, τ = 4",
-        "asynchronous",
-        "hybrid, τ = 0",
-        "synchronous",
-        "substitution",
-    )
-    by_strategy = [judged(bare(rows, strategy=name)) for name in names] + [
-        table("prediction-groups.json", "all runs")[0]
-    ]
     cases = [(size, link) for size in ("small", "large") for link in ("200mbit", "1gbit", "none")]
-    by_case = [judged(bare(rows, size=size, link=link)) for size, link in cases] + [{}, {}]
     return [
-        {"strategy": one["median error"], "worst": one["worst error"], "case": other.get("median error")}
-        for one, other in zip(by_strategy, by_case, strict=True)
+        {"median error": judged(bare(rows, size=size, link=link))["median error"]} for size, link in cases
     ]
+
+
+def judged_choices():
+    judged, rows = benchmark("prediction").judged, alone(predictions())
+    others = [row for row in rows if row["strategy"] != "substitution"]
+    names = ("cases", "fastest picked", "regret ≤ 5 %", "worst regret", "pairs", "rightly ordered")
+    return [{name: found[name] for name in names} for found in map(judged, (rows, others))]
 
 
 def fault_rows():
@@ -306,8 +315,9 @@ MEASURED = (
     Measured("experiments/hierarchical", "Rules, refinement", 1, compression_rows, (), 3),
     Measured("experiments/hierarchical", "Rules, refinement", 2, process_rows),
     Measured("experiments/hierarchical", "Prediction", 0, scale_rows, ("links of 10 Gbit/s", "the paper"), 3),
-    Measured("planning", "How right it is", 0, judged_rows, ("",)),
-    Measured("planning", "How right it is", 1, judged_parts, ("strategy", "sizes and links, without groups that have servers")),
+    Measured("planning", "How right it is", 0, judged_rows, ("", "formulas: median error", "formulas: worst")),
+    Measured("planning", "How right it is", 1, judged_parts, ("sizes and links, without groups that have servers", "formulas")),
+    Measured("planning", "How right it is", 2, judged_choices, ("simulator, distributed strategies without groups that have servers",)),
     Measured("benchmarks", "thresholds", 0, threshold_rows),
     Measured("benchmarks", "freshness", 0, lambda: table("freshness.json", "from an update")),
     Measured("benchmarks", "ssd_reads", 0, lambda: table("ssd-reads.json", "20,000")),
@@ -344,7 +354,9 @@ NOT_COMPARED = {
     ("benchmarks", "Which code", 0): "tags, which a test of their own compares",
     ("benchmarks", "Peers", 0): "names",
     ("planning", "What is measured", 0): "options",
-    ("planning", "What a step takes", 0): "formulas",
+    ("planning", "What a step takes", 0): "options",
+    ("planning", "What a step takes", 1): "fields",
+    ("planning", "What a step takes", 2): "operations",
     ("planning", "Memory", 0): "the layout of rows, by design",
     ("planning", "Memory", 1): "counts that tests hold",
     ("operations", "Metrics", 0): "names",
