@@ -225,7 +225,7 @@ def test_bytes_of_hybrid_are_those_of_each_share_on_its_way(runs, counted):
             num_keys = len(Counted.keys(share))
             bags = 4 * FEATURES * (DIM + 1) * share.num_examples  # worker to trainer, and back
             ids += share.ids.nbytes + share.offsets.nbytes  # to the worker
-            ids += SERVERS * TABLES * 8 + 12 * num_keys  # to servers: lengths, keys and counts
+            ids += SERVERS * SHARDS_EACH * TABLES * 8 + 12 * num_keys  # to servers: lengths, keys and counts
             embeddings += bags + (4 * (DIM + 1) + (not is_training)) * num_keys  # and which keys have no row
             gradients += (bags + 4 * (DIM + 1) * num_keys) * is_training
             if is_training:  # loader to trainer: also the share's weight, and where the data goes on
