@@ -26,10 +26,10 @@ import harness
 import hosts_file
 import network
 import pages
-import slow_pages
 import slow_peers
 import slow_runs
 from hosts_file import Kinds
+from slow_pages import page_parts
 from slow_runs import Bench, Row
 
 PARTS = ("proportion", "strategies", "opponents")
@@ -41,7 +41,7 @@ OPPOSED = ("synchronous", "hybrid, τ = 0", "hybrid, τ = 4", "substitution")
 
 def main() -> None:
     parser = harness.parser("slow_hosts", __doc__, resumes=True)
-    pages.add_option(parser, slow_pages.page_parts)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--hosts", type=Path, default=HOSTS, metavar="FILE")
     parser.add_argument("--cores", type=float, nargs="+", default=[1.0, 0.5, 0.2, 0.1], help="of proportion")
