@@ -10,7 +10,7 @@ and asks again for the same few batches, whose keys are drawn alike from all row
 
 Both servers of a shard count have the same rows. They take turns, in windows of ``--seconds``.
 
-    girih bench embedding_server --json docs/results/embedding_server.json     about four minutes, 2.5 GB of memory
+    girih bench embedding_server --json docs/results/embedding_server.json     needs 2.5 GB of memory
     girih bench embedding_server --shards 1 8 64 416                           what a shard costs a request
 """
 
