@@ -1,79 +1,42 @@
-"""Hosts of a file, in the format of ``girih simulate --hosts``: their number, their speed, and the roles that they run.
-
-[[hosts]]
-count = 16
-cores = 0.1
-memory_gb = 1
-gbit = 0.1
-delay_ms = 1.0                                       # optional: one way, of each packet that the host sends
-roles = ["trainer", "embedding-server", "loader"]    # optional: all roles
-"""
+"""Hosts of a file, in the format of ``girih simulate --hosts``: their number, their speed, and the roles that they run."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import network
 
-from girih.cluster.roles import HostSpec, RoleName
+from girih.cluster.roles import HostSpec
+from girih.errors import ConfigError
+from girih.planner.simulator import hosts as simulated
+from girih.planner.simulator.hosts import HostGroup
+from girih.planner.steps.graph import TRAINER
 
-TRAINER = RoleName.TRAINER
-EVERY_ROLE = tuple(role.value for role in RoleName)
-
-
-@dataclass(frozen=True)
-class HostKind:
-    """Hosts that are alike.
-
-    Attributes:
-        count: number of hosts.
-        cores: of each host; a fraction of a core is a quota of its time.
-        memory_gb: for plans. It bounds no process here.
-        gbit: of its link, in each direction.
-        delay_ms: of each packet that it sends.
-        roles: that run here.
-    """
-
-    count: int
-    cores: float
-    memory_gb: float
-    gbit: float
-    delay_ms: float = 0.0
-    roles: tuple[str, ...] = EVERY_ROLE
-
-    @property
-    def speed(self) -> network.Host:
-        """The host as ``network`` makes it."""
-        return network.Host(f"{1e6 * self.gbit:.0f}kbit", self.delay_ms, self.cores)
+EVERY_ROLE = simulated.ROLES
 
 
-Kinds = Sequence[HostKind]
+Kinds = Sequence[HostGroup]
+"""Hosts that are alike, kind by kind. ``cores`` may be a fraction: a quota of the time of one. ``memory_gb`` bounds no process here."""
 
 
-def load(file: Path) -> tuple[HostKind, ...]:
+def load(file: Path) -> tuple[HostGroup, ...]:
     """The hosts of a file.
 
     Raises:
-        ValueError: a key or a role that does not exist, a missing key, or no host for a trainer.
+        ConfigError: a key or a role that does not exist, a missing key, or no host for a trainer.
     """
-    known = [field.name for field in fields(HostKind)]
-    kinds = []
-    for entry in tomllib.loads(file.read_text()).get("hosts", ()):
-        if unknown := sorted(set(entry) - set(known)):
-            raise ValueError(f"{file}: [[hosts]]: unknown keys {unknown}; expected {known}")
-        if unknown := sorted(set(entry.get("roles", ())) - set(EVERY_ROLE)):
-            raise ValueError(f"{file}: [[hosts]]: unknown roles {unknown}; expected {list(EVERY_ROLE)}")
-        try:
-            kinds.append(HostKind(**entry | {"roles": tuple(entry.get("roles", EVERY_ROLE))}))
-        except TypeError as error:
-            raise ValueError(f"{file}: [[hosts]]: {str(error).partition('()')[2].strip()}") from error
+    kinds = tuple(replace(kind, roles=kind.roles or EVERY_ROLE) for kind in simulated.Hosts.read(file).hosts)
     if not num_hosts(kinds, TRAINER):
-        raise ValueError(f"{file}: no host has the role trainer")
-    return tuple(kinds)
+        raise ConfigError(f"{file}: no host has the role trainer")
+    return kinds
+
+
+def shaped(kind: HostGroup) -> network.Host:
+    """A host as ``network`` makes it."""
+    return network.Host(f"{1e6 * kind.gbit:.0f}kbit", kind.delay_ms, kind.cores)
 
 
 def num_hosts(kinds: Kinds, role: str) -> int:
@@ -81,13 +44,13 @@ def num_hosts(kinds: Kinds, role: str) -> int:
     return sum(kind.count for kind in kinds if role in kind.roles)
 
 
-def for_trainers(kinds: Kinds, trainers: int) -> tuple[HostKind, ...]:
+def for_trainers(kinds: Kinds, trainers: int) -> tuple[HostGroup, ...]:
     """The same hosts in another number: so many have trainers, and the others are as many for each of them as before."""
     share = trainers / num_hosts(kinds, TRAINER)
     return tuple(replace(kind, count=max(1, round(kind.count * share))) for kind in kinds)
 
 
-def at_cores(kinds: Kinds, cores: float) -> tuple[HostKind, ...]:
+def at_cores(kinds: Kinds, cores: float) -> tuple[HostGroup, ...]:
     """The same hosts at another speed: the first kind has so many cores, and all else is slower or faster by the same factor."""
     factor = cores / kinds[0].cores
     return tuple(
@@ -101,7 +64,7 @@ def at_cores(kinds: Kinds, cores: float) -> tuple[HostKind, ...]:
     )
 
 
-def named(kinds: Kinds) -> dict[str, HostKind]:
+def named(kinds: Kinds) -> dict[str, HostGroup]:
     """Name of each host → its kind."""
     return {
         f"h{number}": kind for number, kind in enumerate(kind for kind in kinds for _ in range(kind.count))

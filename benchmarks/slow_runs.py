@@ -170,7 +170,9 @@ def where(kinds: Kinds) -> Row:
 
 @contextmanager
 def hosts_of(kinds: Kinds) -> Iterator[network.Hosts]:
-    with network.network({name: kind.speed for name, kind in hosts_file.named(kinds).items()}) as hosts:
+    with network.network(
+        {name: hosts_file.shaped(kind) for name, kind in hosts_file.named(kinds).items()}
+    ) as hosts:
         yield hosts
 
 

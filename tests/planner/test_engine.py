@@ -27,7 +27,7 @@ def test_processor_sharing_by_hand():
     found = ends(Engine(), [(0, 2, (cores,), 1), (1, 2, (cores,), 1), (1, 2, (cores,), 1)])
     # from 1 s on each has 2/3 of a core: the first has 1 left, so it ends at 2.5; the others have 1 left and a core each
     assert found == pytest.approx([2.5, 3.5, 3.5])
-    assert cores.given == pytest.approx(6)
+    assert cores.served == pytest.approx(6)
 
 
 def test_a_job_with_many_threads_takes_cores_that_others_leave():

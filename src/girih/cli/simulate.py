@@ -65,23 +65,23 @@ def simulate(
     facts = settings.facts_by(calibration, net)(settings.strategy)
     settings.strategy.plan(facts)
     options = {"steps": steps, "runs": runs, "seed": seed, "keeps_spans": timeline is not None}
-    found = price(settings.strategy, facts, hosts, **options)
-    if found is None:
+    prediction = price(settings.strategy, facts, hosts, **options)
+    if prediction is None:
         raise ConfigError(
             f"strategy {settings.strategy.name!r}: its speed is not predicted: on GPUs (name a device in {hosts_file} instead),"
             " compiled, or a strategy without step_graph"
         )
     if out is not None:
-        write_whole(out, json.dumps(found.to_dict(), indent=1) + "\n")
+        write_whole(out, json.dumps(prediction.to_dict(), indent=1) + "\n")
     if timeline is not None:
-        write_whole(timeline, json.dumps({"traceEvents": trace_events(found.simulated.spans)}))
+        write_whole(timeline, json.dumps({"traceEvents": trace_events(prediction.simulated.spans)}))
         note(f"the timeline is in {timeline}; open it in ui.perfetto.dev")
-    _show(found)
+    _show(prediction)
     return 0
 
 
-def _show(found: Prediction) -> None:
-    console, result = Console(highlight=False), found.simulated
+def _show(prediction: Prediction) -> None:
+    console, result = Console(highlight=False), prediction.simulated
     console.print(
         f"{short(result.samples_per_s)} samples/s, 80 % of runs from {short(result.samples_per_s_p10)} to"
         f" {short(result.samples_per_s_p90)}; bounded by {result.bottleneck}",

@@ -25,22 +25,22 @@ class Capacity:
     Attributes:
         rate: the amount per second that it gives in all.
         burst: the amount that it gives at once after it was idle, as a token bucket does.
-        given: the amount that it gave so far.
+        served: the amount that it gave so far.
         waiting_s: the integral over time of the number of its activities.
     """
 
-    __slots__ = ("activities", "burst", "given", "name", "rate", "since_s", "tokens", "waiting_s")
+    __slots__ = ("activities", "burst", "name", "rate", "served", "since_s", "tokens", "waiting_s")
 
     def __init__(self, name: str, rate: float, burst: float = 0.0) -> None:
         self.name, self.rate, self.burst, self.tokens = name, rate, burst, burst
         self.activities: dict[Activity, None] = {}
-        self.given = self.waiting_s = self.since_s = 0.0
+        self.served = self.waiting_s = self.since_s = 0.0
 
     def tick(self, now_s: float) -> None:
         """Advances the integrals and the tokens. Call it before activities change."""
         passed_s = now_s - self.since_s
         used = sum(each.rate for each in self.activities)
-        self.given += used * passed_s
+        self.served += used * passed_s
         self.waiting_s += len(self.activities) * passed_s
         self.tokens = min(self.burst, self.tokens + max(0.0, self.rate - used) * passed_s)
         self.since_s = now_s

@@ -147,15 +147,15 @@ def _use(run: Run) -> tuple[dict[str, float], dict[str, float]]:
     for host in cluster.hosts.values():
         host.cores.tick(engine.now_s)
         core = host.cores
-        note("cores", core.given / core.rate / engine.now_s, core.waiting_s / engine.now_s)
+        note("cores", core.served / core.rate / engine.now_s, core.waiting_s / engine.now_s)
     for role, processes in cluster.processes.items():
         for process in processes:
             for way, link in (("out", process.out), ("in", process.into)):
                 link.tick(engine.now_s)
-                if link.given:
+                if link.served:
                     note(
                         f"{role}: link {way}",
-                        link.given / link.rate / engine.now_s,
+                        link.served / link.rate / engine.now_s,
                         link.waiting_s / engine.now_s,
                     )
             for name, executor in process.executors.items():

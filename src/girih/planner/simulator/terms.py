@@ -20,7 +20,7 @@ LINE_BYTES = 64
 CALIBRATED_ROWS = 160_000.0
 """Rows of the calibrated lookups: eight tables of 20,000 ids."""
 LINES_PER_S = ((1e6, 234e6), (1e7, 84e6), (1e8, 58e6))
-"""Rows of a shard → random cache lines per second of one machine (docs/results/capacity.json)."""
+"""Rows of a shard → random cache lines per second, by ``girih bench capacity`` on an Intel Xeon."""
 DEVICES = {"v100": 15.7e12, "a100": 19.5e12, "h100": 67e12}
 """Name of a GPU → its nominal float32 operations per second."""
 EFFICIENCY, LAUNCHES_S = 0.3, 1e-3
@@ -86,12 +86,12 @@ def _check_memory(hosts: Hosts, role: str, count: int, size: float) -> None:
 def _slower_rows(graph: StepGraph, role: str, seconds: float) -> StepGraph:
     """Adds core-seconds of cache misses to the lookups and the updates of rows."""
 
-    def slower(each: Operation) -> Operation:
-        if each.role == role and (
-            (each.reads and each.term == LOOKUP) or (each.applies and each.term == UPDATE)
+    def slower(operation: Operation) -> Operation:
+        if operation.role == role and (
+            (operation.reads and operation.term == LOOKUP) or (operation.applies and operation.term == UPDATE)
         ):
-            return replace(each, core_s=each.core_s + seconds)
-        return each
+            return replace(operation, core_s=operation.core_s + seconds)
+        return operation
 
     return replace(graph, operations=tuple(slower(each) for each in graph.operations))
 
@@ -102,9 +102,9 @@ def _on_device(graph: StepGraph, facts: Facts, flops_per_s: float) -> StepGraph:
     flops = FLOPS_PER_WEIGHT * facts.model.num_parameters * graph.examples / graph.trainers
     pass_s = flops / (EFFICIENCY * flops_per_s) + LAUNCHES_S
 
-    def moved(each: Operation) -> Operation:
-        if each.term != PASS or each.role != TRAINER:
-            return each
-        return replace(each, core_s=0.0, delay_s=pass_s * each.core_s / whole, executor="gpu")
+    def moved(operation: Operation) -> Operation:
+        if operation.term != PASS or operation.role != TRAINER:
+            return operation
+        return replace(operation, core_s=0.0, delay_s=pass_s * operation.core_s / whole, executor="gpu")
 
     return replace(graph, operations=tuple(moved(each) for each in graph.operations))

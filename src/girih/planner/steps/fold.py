@@ -1,7 +1,7 @@
 """A step graph without queues: its work, and the path of a step that meets no other traffic.
 
-Overheads of a calibration are relative to this summary. A bound follows from it: with N steps in flight, a step takes at
-least the time of the busiest resource, and N steps take at least one path and N − 1 times the busiest resource (Zahorjan,
+Overheads of a calibration are relative to this summary. A bound follows from it. With N steps in flight, a step takes at
+least the time of the busiest resource. N steps take at least one path and N − 1 times the busiest resource (Zahorjan,
 Sevcik, Eager and Galler, CACM 25(2), 1982).
 """
 
