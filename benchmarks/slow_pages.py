@@ -1,7 +1,7 @@
 """The parts of ``docs/scale.md`` that ``slow_hosts`` writes: measured values, with predicted and published ones next to them.
 
-Predictions come from ``docs/results/slow-hosts-predicted.json``: tables of the same titles, whose rows have ``strategy``, ``trainers``
-and ``samples/s``. Without that file, their columns have dashes.
+Predictions come from ``docs/results/slow-hosts-predicted.json``: tables of the same titles, whose rows have ``strategy`` or ``contestant``,
+``trainers`` and ``samples/s``. Without that file, their columns have dashes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _proportion(results: Found) -> str | None:
         rows = [row for row in found if row["strategy"] == strategy and row["cores"] == cores]
         lines.append([
             strategy, f"{cores:g}", f"{1e3 * rows[0]['gbit']:g}", f"{rates[strategy, most]:,.0f} × {cores / most:g}", f"{rate:,.0f}",
-            f"{rate / expected:.2f}", _predicted("proportion", strategy, cores=cores), pages.span((row["samples/s"] for row in rows), "{:,.0f}"),
+            f"{rate / expected:.2f}", _predicted("proportion", strategy=strategy, cores=cores), pages.span((row["samples/s"] for row in rows), "{:,.0f}"),
             pages.span((row["others, of the cores"] for row in rows), "{:.0%}"),
         ])  # fmt: skip
     header = (
@@ -72,16 +72,16 @@ def _proportion(results: Found) -> str | None:
 
 
 def _strategies(results: Found) -> str | None:
-    found = _joined(results, "strategies")
-    rates = {(row["strategy"], row["trainers"]): row["samples/s"] for row in found}
+    found = _of_girih(results)
+    rates = {(row["contestant"], row["trainers"]): row["samples/s"] for row in found}
     lines = []
     for row in found:
-        name, size = row["strategy"], row["trainers"]
+        name, size = row["contestant"], row["trainers"]
         fewest = min(each for of, each in rates if of == name)
         base = rates.get(("synchronous", size))
         lines.append([
             f"{size}", name, f"{row['samples/s']:,.0f}", f"{row['lowest']:,.0f} to {row['highest']:,.0f}",
-            _predicted("strategies", name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
+            _predicted("systems", contestant=name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
             PUBLISHED.get(name, "–"), f"{row['samples/s'] / rates[name, fewest] / size * fewest:.0%}",
             pages.shown(row["staleness"], "{:.2f}"), pages.shown(row["staleness, most"]), f"{row['bytes an example']:,.0f}",
         ])  # fmt: skip
@@ -102,12 +102,12 @@ def _strategies(results: Found) -> str | None:
 
 
 def _use(results: Found) -> str | None:
-    found = _joined(results, "strategies")
+    found = _of_girih(results)
     roles = [role for role in ROLES if any(row.get(f"CPU of a {role}") is not None for row in found)]
     kinds = [kind for kind in KINDS if any(row.get(f"{kind}, bytes") for row in found)]
     lines = [
         [
-            f"{row['trainers']}", row["strategy"], *(pages.shown(row[f"CPU of a {role}"], "{:.0%}") for role in roles),
+            f"{row['trainers']}", row["contestant"], *(pages.shown(row[f"CPU of a {role}"], "{:.0%}") for role in roles),
             f"{row['CPU of a host']:.0%}, {row['CPU of the busiest']:.0%}", f"{row['use of a link']:.0%}, {row['of the busiest']:.0%}",
             *(pages.shown(row[f"{kind}, bytes"], "{:,.0f}") for kind in kinds),
         ]
@@ -125,9 +125,8 @@ def _use(results: Found) -> str | None:
 
 
 def _opponents(results: Found) -> str | None:
-    found = _joined(results, "opponents")
     lines, sentences = [], []
-    for case, rows in pages.grouped(found, "trainers"):
+    for case, rows in pages.grouped(_systems(results), "trainers"):
         ours = [row for row in rows if row["system"] == "girih"]
         theirs = [row for row in rows if row["system"] != "girih"]
         sharded = [row for row in theirs if row["contestant"] in slow_peers.SHARDINGS]
@@ -170,14 +169,19 @@ def _verdicts(trainers: int, ours: Sequence[Found], peers: Iterable[Sequence[Fou
     return sentences
 
 
-def _joined(results: Found, title: str) -> list[Found]:
-    """Rows of a table of rates, with the columns of its table of use."""
-    pairs = zip(pages.rows(results, title), pages.rows(results, f"use, {title}"), strict=True)
-    return [{**rates, **use} for rates, use in pairs]
+def _systems(results: Found) -> list[Found]:
+    """Rows of all systems by the number of trainers, with the columns of their tables of rates and of use."""
+    tables = (pages.rows(results, title) for title in ("systems", "use, systems"))
+    joined = [{**rates, **use} for rates, use in zip(*tables, strict=True)]
+    return sorted(joined, key=lambda row: (row["trainers"], row["system"] != "girih"))
 
 
-def _predicted(title: str, strategy: str, **values: Any) -> str:
-    row = pages.row(_predictions(), title, strategy=strategy, **values)
+def _of_girih(results: Found) -> list[Found]:
+    return [row for row in _systems(results) if row["system"] == "girih"]
+
+
+def _predicted(title: str, **values: Any) -> str:
+    row = pages.row(_predictions(), title, **values)
     return pages.shown(row.get("samples/s"), "{:,.0f}")
 
 
