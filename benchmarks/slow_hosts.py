@@ -5,6 +5,7 @@ what hosts there are and which roles they run; N is the number of trainers, and 
 
     girih bench slow_hosts --parts proportion    N = 2: samples/s by cores, with links that are slower by the same factor
     girih bench slow_hosts --parts systems       N = 2, 4, 8, 16: every strategy, TorchRec over gloo, and DDP with sparse gradients
+    girih bench slow_hosts --parts systems --hosts benchmarks/slow_hosts_apart.toml --counts 8    Persia's roles on hosts of their own
     girih bench slow_hosts_quality               AUC of hybrid and asynchronous at N = 8 and 16
 
 The model is a DLRM (512-256-D, 512-256-1) with 26 categorical and 13 numeric features. Batches are of ``--batch`` examples for each

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,8 @@ import slow_peers
 from experiments import RESULTS
 
 Found = Mapping[str, Any]
+APART = "slow_hosts_apart"
+"""The hosts file whose results have a table of their own."""
 ALLOWED = 0.10
 """Largest deviation from samples/s in proportion to cores."""
 PREDICTED = RESULTS / "slow-hosts-predicted.json"
@@ -28,6 +31,8 @@ KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
 
 def page_parts(results: Found) -> dict[str, str | None]:
     """Name of a part → its text."""
+    if Path(results["options"].get("hosts", "")).stem == APART:
+        return {"apart": _strategies(results, "apart")}
     return {
         "proportion": _proportion(results),
         "strategies": _strategies(results),
@@ -71,7 +76,7 @@ def _proportion(results: Found) -> str | None:
     return pages.paragraphs(verdict if lines else None, pages.table(header, lines))
 
 
-def _strategies(results: Found) -> str | None:
+def _strategies(results: Found, predicted: str = "systems") -> str | None:
     found = _of_girih(results)
     rates = {(row["contestant"], row["trainers"]): row["samples/s"] for row in found}
     lines = []
@@ -81,7 +86,7 @@ def _strategies(results: Found) -> str | None:
         base = rates.get(("synchronous", size))
         lines.append([
             f"{size}", name, f"{row['samples/s']:,.0f}", f"{row['lowest']:,.0f} to {row['highest']:,.0f}",
-            _predicted("systems", contestant=name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
+            _predicted(predicted, contestant=name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
             PUBLISHED.get(name, "–"), f"{row['samples/s'] / rates[name, fewest] / size * fewest:.0%}",
             pages.shown(row["staleness"], "{:.2f}"), pages.shown(row["staleness, most"]), f"{row['bytes an example']:,.0f}",
         ])  # fmt: skip
