@@ -142,7 +142,7 @@ def _opponents(results: Found) -> str | None:
         base = max((row["samples/s"] for row in ours), default=None)
         lines += [
             [
-                f"{row['trainers']}", f"{row['system']}: {row['contestant']}", f"{row['samples/s']:,.0f}", pages.shown(base and row["samples/s"] / base, "{:.2f}"),
+                f"{row['trainers']}", f"girih: {row['contestant']}" if row["system"] == "girih" else row["contestant"], f"{row['samples/s']:,.0f}", pages.shown(base and row["samples/s"] / base, "{:.2f}"),
                 f"{row['bytes an example']:,.0f}", f"{row['CPU of a host']:.0%}", f"{row['use of a link']:.0%}",
             ]
             for row in rows
