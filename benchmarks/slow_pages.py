@@ -32,8 +32,10 @@ KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
 def page_parts(results: Found) -> dict[str, str | None]:
     """Name of a part → its text."""
     if Path(results["options"].get("hosts", "")).stem == APART:
-        return {"apart": _strategies(results, "apart")}
+        others = dict.fromkeys(("proportion", "strategies", "use", "opponents"))
+        return {**others, "apart": _strategies(results, "apart")}
     return {
+        "apart": None,
         "proportion": _proportion(results),
         "strategies": _strategies(results),
         "use": _use(results),
@@ -79,15 +81,16 @@ def _proportion(results: Found) -> str | None:
 def _strategies(results: Found, predicted: str = "systems") -> str | None:
     found = _of_girih(results)
     rates = {(row["contestant"], row["trainers"]): row["samples/s"] for row in found}
+    fewest = min((size for _, size in rates), default=0)
     lines = []
     for row in found:
         name, size = row["contestant"], row["trainers"]
-        fewest = min(each for of, each in rates if of == name)
+        few = rates.get((name, fewest))
         base = rates.get(("synchronous", size))
         lines.append([
             f"{size}", name, f"{row['samples/s']:,.0f}", f"{row['lowest']:,.0f} to {row['highest']:,.0f}",
             _predicted(predicted, contestant=name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
-            PUBLISHED.get(name, "–"), f"{row['samples/s'] / rates[name, fewest] / size * fewest:.0%}",
+            PUBLISHED.get(name, "–"), pages.shown(few and row["samples/s"] / few / size * fewest, "{:.0%}"),
             pages.shown(row["staleness"], "{:.2f}"), pages.shown(row["staleness, most"]), f"{row['bytes an example']:,.0f}",
         ])  # fmt: skip
     header = (
