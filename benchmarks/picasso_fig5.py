@@ -35,7 +35,7 @@ KINDS = {
     "waiting for rows": ("pull", "wait for rows"),
     "sending gradients of rows": ("push", "wait for update"),
     "forward and backward": ("forward", "backward"),
-    "parameters": ("apply",),
+    "optimizer and parameters": ("apply",),
 }
 """Kind of work → spans of a trainer, which follow each other."""
 EXCHANGES, ALL_REDUCE, PROCESSOR = (

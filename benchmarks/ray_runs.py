@@ -131,7 +131,9 @@ def cluster(nodes: Sequence[HostSpec], num_cpus: int = 16) -> Iterator[str]:
             for number, node in enumerate(nodes):
                 words = [*own, "--include-dashboard=false"] if number == 0 else [f"--address={head}"]
                 started.append(_start(node, [f"--num-cpus={num_cpus}", *words]))
-                _until(lambda up=number + 1: _num_nodes(nodes[0], head) >= up)
+                if number == 0:
+                    _until(lambda: _num_nodes(nodes[0], head) == 1)
+            _until(lambda: _num_nodes(nodes[0], head) == len(nodes))
             yield head
         finally:
             for process in started:
