@@ -4,8 +4,9 @@ Every process has a host of its own (a network namespace), whose link has the ba
 (``tc tbf``); needs root; the transport is TCP. DLRM over 26 categorical and 13 numeric features; a net's step has ``--batch``
 examples, in all arms but those of ``batches``. With a ``--calibration``, operators of groups go where ``girih plan`` puts them for this
 machine and those links; without, where it puts them for a machine that nobody measured. All processes share the cores of this
-machine: what more trainers add in work, the others lose in time. With ``--cores`` every host has a quota of processor time, so that
-processes do not share cores (``slow_hosts``), and groups are planned for such hosts. Options that the strategy refuses are skipped, with what it
+machine: what more trainers add in work, the others lose in time. With ``--cores`` each trainer, group server and dense server has a quota of processor time, so
+that they do not share cores (``slow_hosts``), and groups are planned for such hosts. Embedding servers, embedding workers and loaders have none: the
+paper has enough of them. Options that the strategy refuses are skipped, with what it
 says. What is kept in ``--results`` is not run again.
 
     girih bench hierarchical_speed --calibration docs/results/prediction/calibration.json
@@ -61,7 +62,7 @@ ABLATION: dict[str, dict[str, Any]] = {
 PAPER = {"no rules, no refinement": "less than 0.6"}
 """The only number of Figure 11 that the paper's text has."""
 TITLES = {letter: role for letter, role in network.LETTERS.items() if letter in "tgd"}
-"""Hosts whose processor and link the second table shows."""
+"""Hosts whose processor and link the second table shows, and which ``--cores`` bounds."""
 MODEL = {"name": "dlrm", "bottom_hidden": [512, 256], "hidden": [1024, 1024, 512]}
 AHEAD = 8
 """Steps' worth of data beyond those that are measured: what is read ahead must not end the epoch."""
@@ -97,6 +98,7 @@ def main() -> None:
     pages.add_option(parser, page_parts)
     add_options(parser, pictures=False)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="names of a part's arms; default: all")
     parser.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it")
     parser.add_argument(
         "--most", type=int, default=4, help="trainers, and half the nets, of the largest arms"
@@ -105,7 +107,9 @@ def main() -> None:
         "--size", type=int, default=2, help="trainers, and group servers, of a group of ablation and batches"
     )
     parser.add_argument(
-        "--cores", type=float, help="of each host; default: all share the cores of this machine"
+        "--cores",
+        type=float,
+        help="of each trainer, group server and dense server; default: all share the cores",
     )
     parser.add_argument("--delay-ms", type=float, default=0.0, help="of each packet that a host sends")
     parser.add_argument("--batch", type=int, default=512, help="examples of a net's step")
@@ -217,6 +221,7 @@ class Bench:
             (p, name): arm
             for p in options.parts
             for name, arm in arms(p, options.most, options.batch, options.size).items()
+            if options.arms is None or name in options.arms
         }
         for key, arm in list(wanted.items()):
             if (reason := refused(arm)) is not None:
@@ -304,8 +309,11 @@ class Bench:
         steps = options.warmup + options.steps * options.windows + AHEAD + arm.strategy.get("nets", 1)
         config, held = self._config(task, steps * arm.batch * arm.trainers), self._held(arm)
         counts = {"trainer": arm.trainers, **strategies.create(dict(arm.strategy), "strategy").roles}
-        speed = Host(options.rate, options.delay_ms, options.cores)
-        with network.network(dict.fromkeys(network.names_apart(counts), speed)) as hosts:
+        speeds = {
+            name: Host(options.rate, options.delay_ms, options.cores if name[0] in TITLES else None)
+            for name in network.names_apart(counts)
+        }
+        with network.network(speeds) as hosts:
             plan = fleet.Plan(
                 str(config),
                 self._overrides(task, arm),

@@ -31,7 +31,7 @@ from girih.cluster.roles import HostSpec
 from girih.data.click_log import click_log
 
 PORT, CLIENT_PORT = 26479, 26480
-READY_S = 60.0
+READY_S = 180.0
 PLAIN = "plain processes"
 TRAINERS = 2
 
