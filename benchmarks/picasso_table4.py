@@ -34,7 +34,7 @@ PAPER = {
 }  # fmt: skip
 """Samples/s of a node."""
 SAMPLE_MS = 10.0
-TITLE, BESIDE = "each part left out alone", "of its base"
+TITLE, BESIDE = "each part left out alone", "of all, or with caching"
 
 
 def main() -> None:
