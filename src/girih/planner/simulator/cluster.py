@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from girih.planner.simulator.engine import Capacity, Engine, Executor
 from girih.planner.simulator.hosts import HostGroup, Hosts
-from girih.planner.steps.graph import LOADER, PARAMETER_SERVER, SPREAD, TRAINER, Operation, StepGraph
+from girih.planner.steps.graph import LOADER, PARAMETER_SERVER, SHARDS, SPREAD, TRAINER, Operation, StepGraph
 
 MOST = 8
+MOST_SHARD_THREADS = 8
+"""A server has a thread for each core of its host, and at most this number, unless ``store.shards`` is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,18 @@ class Process:
     out: Capacity
     into: Capacity
     executors: dict[str, Executor] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        """Its role, without its number."""
+        return self.title.rpartition(" ")[0]
+
+    def threads(self, executor: str) -> list[str]:
+        """Returns the names of the threads that each do a part of an operation of an executor."""
+        if executor != SHARDS:
+            return [executor]
+        count = max(1, min(MOST_SHARD_THREADS, int(self.host.group.cores)))
+        return [f"{SHARDS} {number}" for number in range(count)]
 
     def executor(self, engine: Engine, name: str) -> Executor:
         """Returns a thread by its name."""
