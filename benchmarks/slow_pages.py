@@ -1,7 +1,7 @@
 """The parts of ``docs/scale.md`` that ``slow_hosts`` writes: measured values, with predicted and published ones next to them.
 
 Predictions come from ``docs/results/slow-hosts-predicted.json``: tables of the same titles, whose rows have ``strategy``, ``trainers``
-and ``samples/s``. Without that file, their columns have dashes.
+and ``samples/s``. ``girih bench slow_predicted`` writes it. Without that file, their columns have dashes.
 """
 
 from __future__ import annotations
