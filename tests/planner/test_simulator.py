@@ -177,6 +177,14 @@ def test_background_work_that_outlasts_its_step_goes_on():
     assert found.samples_per_s == pytest.approx(10.0)
 
 
+def test_groups_with_servers_share_dense_servers():
+    """Two groups ask one dense server, which is in no group."""
+    strategy = BY_NAME["hierarchical"](groups=2, trainers_per_group=2, servers_per_group=2, nets=2)
+    found = price(strategy, facts(4), **EXACT, steps=8).simulated
+    assert found.samples_per_s > 0
+    assert found.core_s["dense-server"] > 0
+
+
 def test_local_takes_its_path_if_cores_suffice():
     hosts = Hosts((HostGroup(count=1, cores=CORE_COUNT + 1, memory_gb=1, gbit=8),))  # one for the reader
     found = exact(graph_of("local"), hosts)

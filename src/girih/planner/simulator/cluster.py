@@ -80,8 +80,9 @@ class Cluster:
         self.trainers = min(total, MOST)
         self.stands_for = factor = total / self.trainers
         self.groups = max(1, min(graph.groups, round(graph.groups / factor)))
-        grouped = {each.role for each in graph.operations if each.member is not None} - {TRAINER}
-        grouped |= {each.to for each in graph.operations if each.member is not None and each.to} - {TRAINER}
+        grouped = {each.role for each in graph.operations if each.member is not None}
+        grouped |= {each.to for each in graph.operations if each.member is not None and each.to}
+        grouped -= {TRAINER, *SPREAD}
         counts = {
             role: self.groups * (count // graph.groups)
             if role in grouped
@@ -115,7 +116,7 @@ class Cluster:
         processes = self.processes[role]
         if role == TRAINER:
             return [processes[lane]]
-        if operation.member is not None:
+        if operation.member is not None and role not in SPREAD:
             members = len(processes) // self.groups
             group = lane * self.groups // self.trainers
             return [processes[group * members + operation.member % members]]
