@@ -1,7 +1,7 @@
 """The parts of ``docs/scale.md`` that ``slow_hosts`` writes: measured values, with predicted and published ones next to them.
 
-Predictions come from ``docs/results/slow-hosts-predicted.json``: tables of the same titles, whose rows have ``strategy`` or ``contestant``,
-``trainers`` and ``samples/s``. Without that file, their columns have dashes.
+Predictions come from ``docs/results/slow-hosts-predicted.json``: tables of the same titles, whose rows have ``strategy``, ``trainers``
+and ``samples/s``. ``girih bench slow_predicted`` writes it. Without that file, their columns have dashes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _strategies(results: Found, predicted: str = "systems") -> str | None:
         base = rates.get(("synchronous", size))
         lines.append([
             f"{size}", name, f"{row['samples/s']:,.0f}", f"{row['lowest']:,.0f} to {row['highest']:,.0f}",
-            _predicted(predicted, contestant=name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
+            _predicted(predicted, strategy=name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
             PUBLISHED.get(name, "–"), pages.shown(few and row["samples/s"] / few / size * fewest, "{:.0%}"),
             pages.shown(row["staleness"], "{:.2f}"), pages.shown(row["staleness, most"]), f"{row['bytes an example']:,.0f}",
         ])  # fmt: skip

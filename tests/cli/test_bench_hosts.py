@@ -1,5 +1,6 @@
 """Slow hosts of benchmarks: the hosts file, the quotas, and the page that is made of results."""
 
+import json
 import os
 import select
 import socket
@@ -263,3 +264,26 @@ def test_hosts_are_bounded_after_the_first_steps_until_the_last_window(tmp_path)
         bounds.on_metrics({"step": step})
         seen.append(quota.read_text())
     assert seen == ["1000"] * 4 + ["-1"] * 4
+
+
+@pytest.mark.heavy
+def test_slow_hosts_are_predicted_from_a_calibration(tmp_path):
+    """The titles, names and columns that ``slow_pages`` looks for."""
+    import pages
+
+    calibration = bench.FOLDER.parent / "docs" / "results" / "prediction" / "calibration.json"
+    words = [sys.executable, str(bench.FOLDER / "slow_predicted.py"), "--quick", "--json", "found.json"]
+    done = subprocess.run(
+        [*words, "--calibration", str(calibration)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    rows = pages.rows(found, "strategies", trainers=2)
+    assert {row["strategy"] for row in rows} >= {
+        "synchronous",
+        "hybrid, τ = 16",
+        "substitution",
+        "hierarchical",
+    }
+    assert all(row["samples/s"] > 0 for row in rows)
+    assert pages.row(found, "proportion", strategy="hybrid, τ = 4", cores=0.1)["samples/s"] > 0
