@@ -193,8 +193,10 @@ class Running:
         return found
 
     def _read(self) -> None:
-        for line in self.process.stdout or ():
-            self.lines.append((time.perf_counter(), line))
+        assert self.process.stdout is not None
+        with self.process.stdout as printed:
+            for line in printed:
+                self.lines.append((time.perf_counter(), line))
 
 
 def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:

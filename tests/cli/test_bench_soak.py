@@ -134,6 +134,29 @@ def test_a_short_soak_survives_its_faults_and_leaves_nothing(place):
 
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
+@pytest.mark.slow
+def test_a_run_goes_on_when_it_loses_a_host_if_another_has_room(place, monkeypatch):
+    pytest.importorskip("ray", reason="needs pip install girih[cluster]")
+    import lost_host
+    import network
+
+    if (reason := network.missing()) is not None:
+        pytest.skip(reason)
+    checks = {"INITIAL_DELAY_MS": 1000, "PERIOD_MS": 500, "TIMEOUT_MS": 1000, "FAILURE_THRESHOLD": 3}
+    for name, value in checks.items():  # by default Ray needs a minute
+        monkeypatch.setenv(f"RAY_health_check_{name.lower()}", str(value))
+    words = [str(place / "config.toml"), "--strategy", "synchronous"]
+    for override in (
+        "strategy.trainers=2",
+        "train.epochs=100",
+        "train.max_steps=2000",
+        "train.log_every_steps=5",
+    ):
+        words += ["--set", override]
+    row = lost_host.lose_one([*words, "--set", "checkpoint.every_steps=10"], place / "run", 30, 0.1, 1)
+    assert (row["girih train"], row["restarts"], row["steps repeated"] >= 0) == ("goes on", 1, True), row
+
+
 def test_a_role_is_killed_at_a_moment_of_its_seed(place):
     words = f"--config {place}/config.toml --epochs 4 --roles loader embedding-server --rounds 1 --seed 1"
     (table,) = ran("faults", *words.split(), cwd=place)

@@ -220,10 +220,8 @@ class RayLauncher(Launcher):
         hello: see :class:`girih.cluster.launchers.local.LocalLauncher`; ``bind``, ``hosts`` and ``threads`` are added.
         seen: a file that must exist for the processes that write, because they write next to it.
         writers: number of trainers that write; None means all trainers and embedding servers.
-        placed_s: the seconds in which the cluster must provide the resources. A restarted process keeps its node.
-
-    Attributes:
-        hosts: role and index of each process → the address of its node.
+        placed_s: the seconds in which the cluster must provide the resources. A restarted process keeps its node
+            while the node lives.
 
     Raises:
         ConfigError: the cluster lacks the resources.
@@ -245,24 +243,30 @@ class RayLauncher(Launcher):
         self._places = [(RoleName(name), index) for name, count in counts.items() for index in range(count)]
         bundles = [resources[name].bundle() for name, _ in self._places]
         self._group = placement_group(bundles, strategy="PACK")
-        try:
-            found = self._group.wait(placed_s)
-        except RayError:
-            found = False
-        if not found:
+        if not self._is_placed(placed_s):
             remove_placement_group(self._group)
             raise ConfigError(_too_little(bundles, placed_s))
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
-        nodes = placement_group_table(self._group)["bundles_to_node_id"]
-        self.hosts = {place: addresses[nodes[number]] for number, place in enumerate(self._places)}
         super().__init__(trainer=trainer, again=again)
         self._resources = resources
         self._num_trainers = counts.get(RoleName.TRAINER, 1)
-        hosts = {title(*place): host for place, host in self.hosts.items()}
-        self._hello = {**hello, "hosts": hosts}
+        self._hello = hello
         self._seen, self._writers, self._environment = seen, writers, environment or {}
         self._run = secrets.token_hex(4)
         self._actor: Any = ray.remote(concurrency_groups={WAITING: 1})(Agent)  # type: ignore[call-overload]
+
+    @property
+    def hosts(self) -> dict[tuple[RoleName, int], str]:
+        """Role and index of each process → the address of its node. Ray moves processes of a lost node to other nodes."""
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        return {place: addresses[nodes[number]] for number, place in enumerate(self._places)}
+
+    def _is_placed(self, within_s: float) -> bool:
+        """Returns whether all processes have a node, after waiting for it."""
+        try:
+            return bool(self._group.wait(within_s))
+        except RayError:
+            return False
 
     def has_place(self) -> bool:
         """Returns whether Ray still has the placement group. Without the group, an actor waits for ever (ray#57726)."""
@@ -272,13 +276,18 @@ class RayLauncher(Launcher):
         """Starts a process on the node of its bundle.
 
         Raises:
-            RoleError: the placement group is gone.
+            RoleError: the placement group is gone, or no node has room for its processes.
         """
         if not self.has_place():
             raise RoleError(
                 f"{title(name, index)} cannot be started: its placement group is gone from the cluster"
             )
-        host, own = self.hosts[name, index], self._resources[name]
+        if not self._is_placed(PLACED_S):
+            raise RoleError(
+                f"{title(name, index)} cannot be started: its node is gone, and no other node had room within {PLACED_S:.0f} s"
+            )
+        hosts, own = self.hosts, self._resources[name]
+        host = hosts[name, index]
         is_trainer = name == RoleName.TRAINER
         writes = name in WRITERS if self._writers is None else is_trainer and index < self._writers
         threads = max(1, int(own.cpus)) if is_trainer else threads
@@ -292,7 +301,12 @@ class RayLauncher(Launcher):
             seen=self._seen if writes else "",
             trainer=self.command_of(incarnation),
             num_trainers=self._num_trainers,
-            hello={**self._hello, "bind": host, "threads": threads},
+            hello={
+                **self._hello,
+                "hosts": {title(*place): address for place, address in hosts.items()},
+                "bind": host,
+                "threads": threads,
+            },
             environment=self._environment,
         )
         actor = self._actor.options(
