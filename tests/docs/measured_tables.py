@@ -4,7 +4,7 @@ import json
 import statistics
 from dataclasses import dataclass
 
-from kept_results import RESULTS, benchmark, table
+from kept_results import RESULTS, table
 from page_tables import compare, numbers, tables_of
 
 
@@ -180,59 +180,6 @@ def scale_rows():
     ]
 
 
-def predictions():
-    """Predicted and measured speeds, as ``judged`` of the benchmark takes them."""
-    rows = table("prediction.json", "samples/s")
-    return [judgeable(row) for row in rows]
-
-
-def judgeable(row):
-    """A row of the page's result as the benchmark has it."""
-    return row | {"case": (row["model"], row["size"], row["link"]), "low": row["5 %"], "high": row["95 %"]}
-
-
-def alone(rows):
-    """All but groups with servers."""
-    return [row for row in rows if row["strategy"] != "one group"]
-
-
-def judged_rows():
-    judged, rows = benchmark("prediction_tables").judged, alone(predictions())
-    groups = [judgeable(row) for row in table("prediction-groups.json", "samples/s")]
-    names = (
-        "local",
-        "synchronous",
-        "substitution",
-        "hybrid, τ = 0",
-        "hybrid, τ = 4",
-        "asynchronous",
-        "two replicas",
-    )
-    others = [row for row in rows if row["strategy"] != "substitution"]
-    return [
-        judged(rows + groups),
-        judged(others),
-        *(judged(bare(rows, strategy=name)) for name in names),
-        judged(groups),
-    ]
-
-
-def judged_parts():
-    """By size and link."""
-    judged, rows = benchmark("prediction_tables").judged, alone(predictions())
-    cases = [(size, link) for size in ("small", "large") for link in ("200mbit", "1gbit", "none")]
-    return [
-        {"median error": judged(bare(rows, size=size, link=link))["median error"]} for size, link in cases
-    ]
-
-
-def judged_choices():
-    judged, rows = benchmark("prediction_tables").judged, alone(predictions())
-    others = [row for row in rows if row["strategy"] != "substitution"]
-    names = ("cases", "fastest picked", "regret ≤ 5 %", "worst regret", "pairs", "rightly ordered")
-    return [{name: found[name] for name in names} for found in map(judged, (rows, others))]
-
-
 def fault_rows():
     """Faults of a soak by role; stops of all roles but the loader are one row of the page."""
     faults = json.loads((RESULTS / "soak.minutes.json").read_text(encoding="utf-8"))["faults"]["faults"]
@@ -315,9 +262,6 @@ MEASURED = (
     Measured("experiments/hierarchical", "Rules, refinement", 1, compression_rows, (), 3),
     Measured("experiments/hierarchical", "Rules, refinement", 2, process_rows),
     Measured("experiments/hierarchical", "Prediction", 0, scale_rows, ("links of 10 Gbit/s", "the paper"), 3),
-    Measured("planning", "How right it is", 0, judged_rows, ("", "formulas: median error", "formulas: worst")),
-    Measured("planning", "How right it is", 1, judged_parts, ("sizes and links, without groups that have servers", "formulas")),
-    Measured("planning", "How right it is", 2, judged_choices, ("simulator, distributed strategies without groups that have servers",)),
     Measured("benchmarks", "thresholds", 0, threshold_rows),
     Measured("benchmarks", "freshness", 0, lambda: table("freshness.json", "from an update")),
     Measured("benchmarks", "ssd_reads", 0, lambda: table("ssd-reads.json", "20,000")),
