@@ -131,9 +131,8 @@ def cluster(nodes: Sequence[HostSpec], num_cpus: int = 16) -> Iterator[str]:
             for number, node in enumerate(nodes):
                 words = [*own, "--include-dashboard=false"] if number == 0 else [f"--address={head}"]
                 started.append(_start(node, [f"--num-cpus={num_cpus}", *words]))
-                if number == 0:
-                    _until(lambda: _num_nodes(nodes[0], head) == 1)
-            _until(lambda: _num_nodes(nodes[0], head) == len(nodes))
+                # one after the other, because nodes of one directory that start together choose the same sockets
+                _until(lambda number=number: _num_nodes(nodes[0], head) > number)
             yield head
         finally:
             for process in started:
