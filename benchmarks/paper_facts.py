@@ -21,6 +21,7 @@ from girih.config.sections import write_toml
 from girih.dense.half import DenseSpec
 from girih.lifecycle.planning import facts_of
 from girih.planner.calibration import Calibration, Link
+from girih.planner.costs import BUCKET_BYTES
 from girih.planner.facts import AccessProfile, DenseCost, Facts
 from girih.planner.operators import OperatorGraph
 from girih.planner.traffic import FLOAT_BYTES, FLOPS_PER_WEIGHT, NOMINAL
@@ -36,7 +37,7 @@ COPIES = 3.0
 
 @dataclass(frozen=True)
 class Law:
-    """The frequencies of a feature's ids: a Zipf law over ``ids``, and a part that is new each time. Exponent 0 draws all alike."""
+    """The frequencies of a feature's ids: a Zipf law over ``ids``, and a part that is new each time. Exponent 0: all equally often."""
 
     ids: float
     exponent: float = 0.0
@@ -102,6 +103,17 @@ class Task:
         )  # fmt: skip
         made = replace(made, dense_cost=cost or cpu_cost(made))
         return replace(made, graph=self._operators(strategy)) if strategy.places_operators else made
+
+    @property
+    def buckets(self) -> int:
+        """Number of buckets of gradients, from the last parameter on. Each begins with a tensor and ends once it has 1 MB."""
+        sizes = [each.nbytes for each in self.halves[1].module.parameters() if each.requires_grad]
+        buckets, size = 1, 0
+        for each in reversed(sizes):
+            if size >= BUCKET_BYTES:
+                buckets, size = buckets + 1, 0
+            size += each
+        return buckets
 
     def _operators(self, strategy: Strategy) -> OperatorGraph:
         servers = dict(asdict(strategy))["servers_per_group"]  # layers are cut for them

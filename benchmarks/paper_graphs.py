@@ -26,6 +26,8 @@ from girih.planner.steps.graph import (
 )
 from girih.planner.traffic import FLOAT_BYTES
 
+INSTANT_S = 1e-6
+"""Seconds of reading if another system reads. The simulator needs some."""
 Edit = Callable[[StepGraph], StepGraph]
 
 
@@ -68,6 +70,11 @@ def without_overheads(graph: StepGraph) -> StepGraph:
     return each_of(graph, lambda each: replace(each, core_s=0.0, delay_s=0.0) if each.term in gone else each)
 
 
+def without_reading(graph: StepGraph) -> StepGraph:
+    """Examples come from another system, ready to use."""
+    return each_of(graph, lambda each: replace(each, core_s=INSTANT_S) if each.term == READ else each)
+
+
 def rows_in_gpu_time(graph: StepGraph) -> StepGraph:
     """Lookups and row updates of trainers take no cores, because the time of the GPU includes them."""
     rows = (LOOKUP, UPDATE)
@@ -92,12 +99,11 @@ def no_dense_server(graph: StepGraph) -> StepGraph:
     return replace(graph, operations=tuple(each for each in graph.operations if each.name not in gone))
 
 
-def rings_of_buckets(graph: StepGraph, facts: Facts) -> StepGraph:
-    """Rings of early buckets are as many as their bytes need. ``step_graph`` counts those of all bytes except one."""
+def rings_of_buckets(graph: StepGraph, facts: Facts, buckets: int) -> StepGraph:
+    """Each bucket has one ring. ``step_graph`` counts a ring for each MB, but no tensor is in two buckets."""
     model = facts.model
-    size, last = FLOAT_BYTES * model.num_parameters, model.last_bucket or model.num_parameters
-    counted = max(1, math.ceil(size / BUCKET_BYTES) - 1)
-    fewer = max(1, math.ceil((size - FLOAT_BYTES * last) / BUCKET_BYTES)) / counted
+    counted = max(1, math.ceil(FLOAT_BYTES * model.num_parameters / BUCKET_BYTES) - 1)
+    fewer = min(1.0, max(1, buckets - 1) / counted)
 
     def edit(each: Operation) -> Operation:
         if each.name != "rings" or facts.calibration is None:

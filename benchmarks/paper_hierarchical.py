@@ -24,10 +24,13 @@ FEATURES, NUMERIC = 200, 100
 MODEL = {"name": "dlrm", "bottom_hidden": [1024, 512], "hidden": [4096, 4096, 2048]}
 SMALL = {"name": "dlrm", "bottom_hidden": [8], "hidden": [16, 8]}
 EASGD = "EASGD, 40 trainers"
+MORE_NETS = "twice as many nets"
+LINKS = "links of 100 Gbit/s"
 BUSIEST = "all bytes of a net pass one server"
 CHANGES: dict[str, tuple[Edit, ...]] = {
+    MORE_NETS: (),
     BUSIEST: (),
-    "links of 100 Gbit/s": (),
+    LINKS: (),
     "requests in parallel": (parallel_requests,),
     "and no overhead of Python": (parallel_requests, without_overheads),
 }
@@ -40,7 +43,7 @@ class Hierarchical:
     calibration: Calibration
     quick: bool = False
     passes: str = "calibrated products"
-    steps: int = 3 * NETS
+    steps: int = 24
     _task: Task | None = field(default=None, repr=False)
 
     def base(self, case: Case) -> str:
@@ -54,11 +57,11 @@ class Hierarchical:
         strategy = paper_facts.create(
             {
                 "name": "hierarchical", "groups": groups, "trainers_per_group": trainers, "servers_per_group": servers,
-                "nets": NETS, "transport": "tcp", "dense_servers": groups, "embedding_servers": servers_of_rows,
+                "nets": 2 * NETS if case.change == MORE_NETS else NETS, "transport": "tcp", "dense_servers": groups, "embedding_servers": servers_of_rows,
                 "embedding_workers": total, "loaders": total,
             }
         )  # fmt: skip
-        gbit = 100 if case.change.startswith("links") else GBIT
+        gbit = 100 if case.change == LINKS else GBIT
         if self._task is None:
             self._task = _dlrm(quick=self.quick)
         facts = self._task.facts(
@@ -98,7 +101,7 @@ class Figure8(Hierarchical):
 
     def cases(self, *, quick: bool = False) -> Iterator[Case]:
         """The baseline, and groups."""
-        for change in ["", *CHANGES][: 1 if quick else None]:
+        for change in ["", BUSIEST, LINKS, *[*CHANGES][-2:]][: 1 if quick else None]:
             yield Case(self.name, "Model-A", EASGD, 40, change)
             for count in self.counts[-1:] if quick or change else self.counts:
                 yield Case(self.name, "Model-A", "groups of (6, 6)", count, change)
@@ -148,13 +151,14 @@ class Figure10b(Hierarchical):
     name: str = "HT, Figure 10b"
     x: str = "trainers and servers of a group, each"
     is_linear: bool = True
+    steps: int = 45
     counts: tuple[int, ...] = (2, 4, 6, 8, 10)
 
     def cases(self, *, quick: bool = False) -> Iterator[Case]:
         """By nodes, and the ends with other assumptions."""
         for count in self.counts[:2] if quick else self.counts:
             yield Case(self.name, "Model-A", "eight groups", count)
-        for change in () if quick else CHANGES:
+        for change in () if quick else (BUSIEST, MORE_NETS, LINKS):
             for count in (self.counts[0], self.counts[-1]):
                 yield Case(self.name, "Model-A", "eight groups", count, change)
 

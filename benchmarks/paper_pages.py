@@ -46,7 +46,7 @@ def _curves(figure: str, rows: Sequence[Found]) -> str | None:
         ])  # fmt: skip
     header = [
         *(["setting"] if len(settings) > 1 else []), SIZES[figure], *arms, *(["of linear"] if is_linear else []),
-        *(["× the first arm", "published ×"] if compared else []), "published", "bounded by",
+        *(["ratio", "published ratio"] if compared else []), "published", "bounded by",
     ]  # fmt: skip
     return pages.table(header, lines)
 
@@ -67,7 +67,7 @@ def _changes(rows: Sequence[Found]) -> str | None:
             ]
             for row in last
         ]  # fmt: skip
-    header = ("setting", "changed", "arm", "size", "samples/s", "of linear", "× the first arm", "bounded by")
+    header = ("setting", "changed", "arm", "size", "samples/s", "of linear", "ratio", "bounded by")
     return pages.table(header, lines)
 
 
@@ -95,8 +95,8 @@ def _each(by_arm: Mapping[str, Found], name: str) -> str:
 
 
 def _ratios(rows: Sequence[Found], name: str) -> str:
-    """Ratios of all arms except the first."""
-    return ", ".join(pages.shown(row[name], "{:.2f}") for row in rows[1:]) or "–"
+    """Ratios of the arms that have a base."""
+    return ", ".join(pages.shown(row[name], "{:.2f}") for row in rows if row["arm"] != row["base"]) or "–"
 
 
 def _published(rows: Sequence[Found]) -> str:

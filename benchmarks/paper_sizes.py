@@ -9,8 +9,9 @@ Some cases change one assumption, to show what decides the shape of a curve. See
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from statistics import median
+from statistics import NormalDist, median
 from typing import Any
 
 import harness
@@ -23,8 +24,8 @@ from paper_cases import Case, Figure
 from paper_pages import page_parts
 
 from girih.planner.calibration import Calibration
+from girih.planner.simulator.draws import RUN_SPREAD
 from girih.planner.simulator.prediction import Prediction, predict
-from girih.planner.simulator.result import RUNS
 
 CALIBRATION = harness.ROOT / "docs" / "results" / "prediction" / "calibration.json"
 COLUMNS = {
@@ -33,6 +34,8 @@ COLUMNS = {
     "published of base": "{:.2f}", "published shape": "{}", "bottleneck": "{}", "in use": "{:.0%}", "staleness": "{}",
     "pass": "{}", "extrapolated": "{}", "because": "{}",
 }  # fmt: skip
+FACTOR = math.exp(NormalDist().inv_cdf(0.95) * math.sqrt(math.log1p(RUN_SPREAD**2)))
+"""All cores and links of a run are faster or slower by one factor, so samples/s are too. This is its 95th percentile."""
 KEYS = ("setting", "arm", "changed", "x")
 
 
@@ -44,7 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--calibration", type=Path, default=CALIBRATION, metavar="FILE", help="of girih calibrate"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run for each")
     parser.add_argument(
         "--parts", nargs="+", metavar="FIGURE", help="figures whose names begin so; default: all"
     )
@@ -53,7 +56,7 @@ def main() -> None:
     calibration = Calibration.read(options.calibration)
     report = harness.Report("paper_sizes", options)
     report.not_identical(
-        "predicted, not measured; the bands are the spread of simulated runs, without the error of the model"
+        "predicted, not measured; the bands are the spread of runs, without the error of assumptions"
     )
     for figure in figures(calibration, quick=options.quick):
         if not options.parts or any(figure.name.startswith(part) for part in options.parts):
@@ -77,13 +80,16 @@ def figures(calibration: Calibration, *, quick: bool = False) -> list[Figure]:
 
 def _show(report: harness.Report, figure: Figure, options: Any) -> None:
     table = report.table(figure.name, COLUMNS)
-    size = {"runs": 1, "steps": 6} if options.quick else {"runs": RUNS, "steps": figure.steps}
+    steps = 6 if options.quick else figure.steps
     for case in figure.cases(quick=options.quick):
         key = dict(zip(KEYS, (case.setting, case.arm, case.change, case.x), strict=True))
         if table.has(key):
             continue
         step = figure.step(case)
-        found = [predict(step.graph, step.facts, step.hosts, seed=seed, **size) for seed in options.seeds]
+        found = [
+            predict(step.graph, step.facts, step.hosts, seed=seed, runs=1, steps=steps)
+            for seed in options.seeds
+        ]
         values = _values([each for each in found if each is not None])
         rate, base = values["samples/s"], figure.base(case)
         relative = {
@@ -99,13 +105,13 @@ def _show(report: harness.Report, figure: Figure, options: Any) -> None:
 
 
 def _values(found: list[Prediction]) -> dict[str, Any]:
-    """Medians over seeds. The bottleneck is that of the first seed."""
+    """The median over seeds, and the band. The bottleneck is that of the first seed."""
     runs = [each.simulated for each in found]
-    first = runs[0]
+    first, rates = runs[0], [each.samples_per_s for each in runs]
     return {
-        "samples/s": median(each.samples_per_s for each in runs),
-        "5 %": median(each.samples_per_s_p5 for each in runs),
-        "95 %": median(each.samples_per_s_p95 for each in runs),
+        "samples/s": median(rates),
+        "5 %": min(rates) / FACTOR,
+        "95 %": max(rates) * FACTOR,
         "bottleneck": first.bottleneck,
         "in use": max(first.utilization.values()),
         "staleness": f"{first.staleness_p50}, {first.staleness_p99}",
@@ -124,6 +130,8 @@ def _of_linear(table: harness.ResultTable, case: Case, rate: float) -> float:
 
 def _of_base(table: harness.ResultTable, case: Case, base: str, rate: float) -> float | None:
     """Samples/s relative to the base arm with the same setting and assumptions: of equal size, or of its only size."""
+    if case.arm == base:
+        return 1.0
     rows = [
         row
         for row in table.rows
@@ -131,7 +139,7 @@ def _of_base(table: harness.ResultTable, case: Case, base: str, rate: float) -> 
     ]
     equal = [row for row in rows if row["x"] == case.x]
     found = equal or (rows if len(rows) == 1 else [])
-    return rate / found[0]["samples/s"] if found else 1.0 if case.arm == base else None
+    return rate / found[0]["samples/s"] if found else None
 
 
 if __name__ == "__main__":
