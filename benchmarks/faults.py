@@ -1,15 +1,16 @@
-"""Kills one role after another amid a run: seconds until it is further than before, lost updates, AUC beside an undisturbed run.
+"""Kills one role after another, or a whole host: seconds until a run is further than before, lost updates, AUC of an undisturbed run.
 
     KUAIRAND=DIRECTORY girih bench faults [--strategy hybrid] [--roles loader trainer] [--rounds 5] [--seed 0]
+    KUAIRAND=DIRECTORY girih bench faults --host [--strategy hybrid]      # as root: a node of a Ray cluster dies
 
 The run is an epoch of the KuaiRand recipe (``recipes/kuairand/prepare.py`` makes DIRECTORY), or of ``--config FILE``. The process of a role with the
 highest number is killed at a moment that ``--seed`` draws, between a tenth and nine tenths of the run. ``stalled s`` is the longest time after that from one record to
-the next that is further than all before; it and ``auc`` are medians over rounds, the others sums and the farthest.
+the next that is further than all before; it and ``auc`` are medians over rounds, the others sums and the farthest. ``--host``: see ``lost_host``.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import random
 import signal
@@ -23,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import lost_host
+import pages
+from run_files import last_of, recorded, summary
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "kuairand" / "kuairand.toml"
 SHAPES = {
@@ -47,9 +51,10 @@ LATER_S = 0.5
 
 
 def main() -> None:
-    """Prints a row for the undisturbed run and for each role."""
-    parser = harness.parser("faults", __doc__)
-    parser.add_argument("--strategy", choices=list(SHAPES), default="hybrid")
+    """Prints a row for the undisturbed run and for each role, or for each host that is lost."""
+    parser = harness.parser("faults", __doc__, resumes=True)
+    pages.add_option(parser, lost_host.page_parts)
+    parser.add_argument("--strategy", nargs="+", choices=list(SHAPES), default=["hybrid"])
     parser.add_argument("--roles", nargs="+", choices=sorted(set().union(*ROLES.values())))
     parser.add_argument("--rounds", type=int, default=5, help="runs of each role")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
@@ -58,24 +63,46 @@ def main() -> None:
         "--save-every-steps", type=int, default=10, help="steps from checkpoint to checkpoint"
     )
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument(
+        "--host", action="store_true", help="a whole host dies, and not a process of each role"
+    )
     options = parser.parse_args()
     if options.config == RECIPE and "KUAIRAND" not in os.environ:
         parser.error(f"KUAIRAND names no data; python {RECIPE.parent / 'prepare.py'} DIRECTORY makes them")
-    unknown = set(options.roles or ()) - set(ROLES[options.strategy])
-    if unknown:
-        parser.error(
-            f"--roles {' '.join(sorted(unknown))}: {options.strategy} has {', '.join(ROLES[options.strategy])}"
-        )
+    for strategy in options.strategy:
+        unknown = set(options.roles or ()) - set(ROLES[strategy])
+        if unknown:
+            parser.error(f"--roles {' '.join(sorted(unknown))}: {strategy} has {', '.join(ROLES[strategy])}")
     report = harness.Report("faults", options)
-    words = [str(options.config), "--strategy", options.strategy]
-    sets = [f"strategy.{each}" for each in SHAPES[options.strategy]]
-    sets += [
-        f"train.epochs={options.epochs}", f"train.log_every_steps={EVERY_STEPS}",
-        f"checkpoint.every_steps={options.save_every_steps}",
-    ]  # fmt: skip
-    words += [word for each in sets for word in ("--set", each)]
+    if options.host and lost_host.missing(report):
+        report.finish()
+        return
+    hosts = report.table(lost_host.TITLE, lost_host.COLUMNS) if options.host else None
+    for strategy in options.strategy:
+        words = [str(options.config), "--strategy", strategy]
+        sets = [f"strategy.{each}" for each in SHAPES[strategy]]
+        sets += [
+            f"train.epochs={options.epochs}", f"train.log_every_steps={EVERY_STEPS}",
+            f"checkpoint.every_steps={options.save_every_steps}",
+        ]  # fmt: skip
+        words += [word for each in sets for word in ("--set", each)]
+        if hosts is not None:
+            lost_host.add_rows(hosts, options, strategy, words)
+        else:
+            add_rows(report, options, strategy, words)
+    report.finish()
+
+
+def add_rows(
+    report: harness.Report, options: argparse.Namespace, strategy: str, words: Sequence[str]
+) -> None:
+    """Adds a table with a row for the undisturbed run and for each role.
+
+    Args:
+        words: of ``girih train``, without the run directory.
+    """
     table = report.table(
-        f"one process killed amid a run of {options.strategy}",
+        f"one process killed amid a run of {strategy}",
         {
             "killed": "{}", "runs": "{}", "stalled s": "{:.1f}", "longest s": "{:.1f}", "restarts": "{}", "lost updates": "{}",
             "auc": "{:.4f}", "farthest of undisturbed": "{:+.4f}",
@@ -86,7 +113,7 @@ def main() -> None:
         whole = [run(words, Path(folder, f"whole-{n}"), None) for n in range(options.rounds)]
         auc = statistics.median(each["auc"] for each in whole)
         row(table, "nobody", whole, auc)
-        for role in options.roles or ROLES[options.strategy]:
+        for role in options.roles or ROLES[strategy]:
             runs = []
             for number in range(options.rounds):
                 step = round(whole[0]["steps"] * moments.uniform(0.1, 0.9))
@@ -94,7 +121,6 @@ def main() -> None:
                     run(words, Path(folder, f"{role}-{number}"), role, step, moments.uniform(0, LATER_S))
                 )
             row(table, role, runs, auc)
-    report.finish()
 
 
 def row(table: harness.ResultTable, killed: str, runs: Sequence[dict[str, Any]], auc: float) -> None:
@@ -142,27 +168,6 @@ def run(
         "auc": found["auc"], "steps": found["steps"], "lost_updates": found["lost_updates"],
         "restarts": sum(found["restarts"].values()), "stalled_s": stalled_s,
     }  # fmt: skip
-
-
-def recorded(directory: Path) -> int:
-    """The last step that is recorded; 0 before the first one."""
-    file = directory / "metrics.jsonl"
-    lines = file.read_bytes().splitlines() if file.exists() else []
-    steps = [json.loads(line).get("step", 0) for line in lines[-1:] if line.endswith(b"}")]
-    return steps[0] if steps else 0
-
-
-def last_of(directory: Path, role: str) -> int:
-    """The pid of the process of a role that has the highest index."""
-    processes = json.loads((directory / "processes.json").read_text())
-    pids: list[int] = [each["pid"] for each in processes if each["role"] == role]
-    return pids[-1]
-
-
-def summary(directory: Path) -> dict[str, Any] | None:
-    """``summary.json``; None before the end."""
-    file = directory / "summary.json"
-    return json.loads(file.read_text()) if file.exists() else None
 
 
 if __name__ == "__main__":

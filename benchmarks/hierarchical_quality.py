@@ -8,7 +8,8 @@ itself: the best normalised entropy on validation data with seed 1; seeds 2 to 4
 on validation data. Rates are constant, or, where data is ``-decayed``, fall linearly to nothing, since the mean of copies is less
 noisy than one copy at the same rate. ``trainers``: the paper's EASGD system (§2.2, Figure 3), every trainer with one net and a copy. ``nets``: nets
 of one trainer, on one copy (Figure 4). ``groups``: as many trainers as the last of ``--counts``, in groups with two group servers
-each, beside as many trainers of EASGD (Figure 7). ``eight_bits``: one trainer, and one group of as many as the last of ``--counts``, whose
+each, beside as many trainers of EASGD (Figure 7). ``easgd``: as many trainers of EASGD, whose α and period are chosen on validation data with seed 1
+too: first α, then the period, then the rates again. ``eight_bits``: one trainer, and one group of as many as the last of ``--counts``, whose
 fully connected layers have an 8-bit forward pass, as Model-B's have (§5.1). Quality only: what else the machine does changes no figure but the staleness that there happens to be.
 """
 
@@ -49,9 +50,14 @@ DATA |= {
     "kuairand" + DECAYED: DATA["kuairand"],
     "generated" + DECAYED: replace(DATA["generated"], factors=(2.0, 4.0, 8.0)),
 }
-PARTS = ("trainers", "nets", "groups", "eight_bits")
+PARTS = ("trainers", "nets", "groups", "easgd", "eight_bits")
 SERVERS_PER_GROUP = 2
 ONE = "one trainer, one net"
+ALPHA, EVERY = 0.9, 10
+"""Defaults of girih: α is ``ALPHA`` / copies, and a copy is averaged every ``EVERY`` steps."""
+FROM_DEFAULTS = (1 / 3, 1.0, 3.0)
+"""Factors of both that are tried first."""
+TUNED_EASGD = ", α = "
 EIGHT_BITS = {"dense_forward": "int8"}
 BITS = ", 8 bits forward"
 
@@ -59,7 +65,7 @@ Found = Mapping[str, Any]
 HEADER = [
     "data", "arm", "dense copies", "rates ×", "updates", "of each copy", "test NE", "over one trainer's, %",
     "over EASGD's of as many trainers, %", "test AUC", "last validation NE", "dense staleness: median, p99, most",
-    "updates of rows since read: mean",
+    "updates of rows since read: mean", "over tuned EASGD's of as many trainers, %",
 ]  # fmt: skip
 
 
@@ -84,20 +90,29 @@ def main() -> None:
     if any(DATA[data].data == "generated" for data in options.data):
         generate()
     kept = results(options, "hierarchical-quality")
-    rows, rates, charts = [], [], []
+    rows, rates, chosen, charts = [], [], [], []
     for data in options.data:
         runs = {
             name: _trained(data, name, arm, kept, quick=options.quick)
             for name, arm in arms(options.parts, options.counts, options.groups).items()
         }
+        if "easgd" in options.parts:
+            name, arm = _tuned_easgd(data, options.counts[-1], kept, quick=options.quick)
+            runs[name] = _trained(data, name, arm, kept, quick=options.quick)
         rows += [_row(data, name, runs) for name in runs]
         rates += [[data, name, tried(kept, f"{data}/{name}", TUNED, _told)] for name in runs]
-        drawn = {name: found for name, found in runs.items() if not name.endswith(BITS)}
+        chosen += _tried_easgd(data, kept)
+        drawn = {
+            name: found for name, found in runs.items() if not name.endswith(BITS) and TUNED_EASGD not in name
+        }
         charts += [] if options.parts == ["eight_bits"] else _charts(data, drawn)
     show(report, "normalised entropy by trainers, nets and groups", HEADER, rows)
     show(
         report, f"how rates were chosen, seed {TUNED}", ["data", "arm", "rates ×: best validation NE"], rates
     )
+    if chosen:
+        title = f"how α and the period of EASGD were chosen, seed {TUNED}"
+        show(report, title, ["data", "arm", "rates ×", "best validation NE"], chosen)
     print(kept.told())
     if charts:
         write_picture(pictures(options) / "hierarchical-quality.svg", charts)
@@ -117,6 +132,8 @@ def arms(parts: Sequence[str], counts: Sequence[int], groups: Sequence[int]) -> 
         made |= {f"{nets} nets of one trainer": _arm(groups=1, nets=nets) for nets in counts}
     if "trainers" in parts:
         made |= {easgd(trainers): _arm(groups=trainers) for trainers in counts}
+    if "easgd" in parts:
+        made |= {easgd(most): _arm(groups=most)}
     if "groups" in parts:
         made |= {easgd(most): _arm(groups=most)}
         made |= {_title(count, most // count): _group(count, most // count) for count in groups}
@@ -166,21 +183,61 @@ def _told(run: Found) -> str:
     return f"{best(run):.5f}"
 
 
-def _trained(data: str, name: str, arm: Arm, kept: Results, *, quick: bool) -> list[dict[str, Any]]:
-    """Runs of the reported seeds, at the arm's own best rates."""
+def _tuned_easgd(data: str, trainers: int, kept: Results, *, quick: bool) -> tuple[str, Arm]:
+    """The name and the arm of EASGD with the best α, and then the best period, at the rates that are best for the defaults."""
+    arm = _arm(groups=trainers)
+    factor = _best_factor(data, easgd(trainers), arm, kept, quick=quick)
 
-    def run(factor: float, seed: int) -> Run:
-        made = config(data, arm, factor, seed, quick=quick)
-        return Run(f"{data}/{name}/x{factor:g}/{seed}", made, arm.strategy)
+    def of(alpha: float, every: float) -> tuple[str, Arm]:
+        own = {
+            "elastic_rate": min(1.0, alpha * ALPHA / trainers),
+            "average_every_steps": max(1, round(every * EVERY)),
+        }
+        name = f"{easgd(trainers)}{TUNED_EASGD}{own['elastic_rate']:.4g}, every {own['average_every_steps']} steps"
+        return name, replace(arm, strategy={**arm.strategy, **own})
 
+    def score(alpha: float, every: float) -> float:
+        return -best(_train(data, *of(alpha, every), factor, TUNED, kept, quick=quick))
+
+    first, grow = FROM_DEFAULTS[: 1 if quick else None], not quick
+    alpha = tuned(lambda alpha: score(alpha, 1.0), first, MOST_FACTORS, grow=grow)
+    return of(alpha, tuned(lambda every: score(alpha, every), first, MOST_FACTORS, grow=grow))
+
+
+def _tried_easgd(data: str, kept: Results) -> list[list[str]]:
+    """What was tried of α, period and rates."""
+    rows = {}
+    for run in kept.used:
+        name, factor, seed = run["name"].rsplit("/", 2)
+        if name.startswith(f"{data}/") and TUNED_EASGD in name and seed == str(TUNED):
+            rows[run["name"]] = [data, name.partition("/")[2], factor[1:], _told(run)]
+    return list(rows.values())
+
+
+def _train(
+    data: str, name: str, arm: Arm, factor: float, seed: int, kept: Results, *, quick: bool
+) -> dict[str, Any]:
+    run = Run(f"{data}/{name}/x{factor:g}/{seed}", config(data, arm, factor, seed, quick=quick), arm.strategy)
     how: Callable[[Run], Found] = partial(trained, metric=METRIC)
-    factor = tuned(
-        lambda factor: -best(kept.train([run(factor, TUNED)], how)[0]),
+    return kept.train([run], how)[0]
+
+
+def _best_factor(data: str, name: str, arm: Arm, kept: Results, *, quick: bool) -> float:
+    """The arm's own best rates."""
+    return tuned(
+        lambda factor: -best(_train(data, name, arm, factor, TUNED, kept, quick=quick)),
         DATA[data].factors[: 1 if quick else None],
         MOST_FACTORS,
         grow=not quick,
     )
-    return kept.train([run(factor, seed) for seed in REPORTED[: 1 if quick else None]], how)
+
+
+def _trained(data: str, name: str, arm: Arm, kept: Results, *, quick: bool) -> list[dict[str, Any]]:
+    """Runs of the reported seeds, at the arm's own best rates."""
+    factor = _best_factor(data, name, arm, kept, quick=quick)
+    return [
+        _train(data, name, arm, factor, seed, kept, quick=quick) for seed in REPORTED[: 1 if quick else None]
+    ]
 
 
 def _row(data: str, name: str, runs: Mapping[str, Sequence[Found]]) -> list[str]:
@@ -188,6 +245,7 @@ def _row(data: str, name: str, runs: Mapping[str, Sequence[Found]]) -> list[str]
     trainers = strategy["groups"] * strategy["trainers_per_group"]
     updates = found[0]["steps"] * trainers
     peers = None if strategy["trainers_per_group"] == 1 else runs[easgd(trainers)]
+    better = next((of for other, of in runs.items() if other.startswith(easgd(trainers) + TUNED_EASGD)), None)
     stale = [run["dense_staleness"] for run in found if "dense_staleness" in run]
     return [
         data, name, str(strategy["groups"]), found[0]["name"].rsplit("/", 2)[1][1:], f"{updates:,}",
@@ -195,7 +253,7 @@ def _row(data: str, name: str, runs: Mapping[str, Sequence[Found]]) -> list[str]
         "" if name == ONE else _over(found, runs[ONE]), "" if peers is None else _over(found, peers),
         spread([run["auc"] for run in found]), spread([run["curve"][-1][1] for run in found]),
         ", ".join(str(max(each[part] for each in stale)) for part in ("median", "p99", "max")) if stale else "0, 0, 0",
-        f"{mean(run['updates_since_read_mean'] for run in found):.1f}",
+        f"{mean(run['updates_since_read_mean'] for run in found):.1f}", "" if better is None or better is found else _over(found, better),
     ]  # fmt: skip
 
 

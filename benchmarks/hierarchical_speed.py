@@ -4,11 +4,14 @@ Every process has a host of its own (a network namespace), whose link has the ba
 (``tc tbf``); needs root; the transport is TCP. DLRM over 26 categorical and 13 numeric features; a net's step has ``--batch``
 examples, in all arms but those of ``batches``. With a ``--calibration``, operators of groups go where ``girih plan`` puts them for this
 machine and those links; without, where it puts them for a machine that nobody measured. All processes share the cores of this
-machine: what more trainers add in work, the others lose in time. Options that the strategy refuses are skipped, with what it
+machine: what more trainers add in work, the others lose in time. With ``--cores`` each trainer, group server and dense server has a quota of processor time, so
+that they do not share cores (``slow_hosts``), and groups are planned for such hosts. Embedding servers, embedding workers and loaders have none: the
+paper has enough of them. Options that the strategy refuses are skipped, with what it
 says. What is kept in ``--results`` is not run again.
 
     girih bench hierarchical_speed --calibration docs/results/prediction/calibration.json
     girih bench hierarchical_speed --parts ablation --rate 200mbit
+    girih bench hierarchical_speed --parts ablation --size 4 --cores 0.15 --rate 150mbit --calibration docs/results/prediction/calibration.json
 """
 
 from __future__ import annotations
@@ -17,14 +20,17 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import fleet
 import harness
 import network
+import pages
+import slow_runs
 from experiments import RUNNING_PARTS, Results, Run, add_options, results
+from network import Host
 from persia_wire import busiest, bytes_per_s, middle, short
 
 from girih import strategies
@@ -53,12 +59,14 @@ ABLATION: dict[str, dict[str, Any]] = {
     "int8 activations, top-k gradients": {"wire_activations": "int8", "wire_dense_gradients": "topk"},
     AUTO: {"wire_activations": "auto", "wire_dense_gradients": "auto"},
 }
+PAPER = {"no rules, no refinement": "less than 0.6"}
+"""The only number of Figure 11 that the paper's text has."""
 TITLES = {letter: role for letter, role in network.LETTERS.items() if letter in "tgd"}
-"""Hosts whose processor and link the second table shows."""
+"""Hosts whose processor and link the second table shows, and which ``--cores`` bounds."""
 MODEL = {"name": "dlrm", "bottom_hidden": [512, 256], "hidden": [1024, 1024, 512]}
 AHEAD = 8
 """Steps' worth of data beyond those that are measured: what is read ahead must not end the epoch."""
-QUICK = {"batch": 32, "cardinality": 500, "most": 2, "rounds": 1, "warmup": 2, "steps": 2, "windows": 2}
+QUICK = {"batch": 32, "cardinality": 500, "most": 2, "rounds": 1, "warmup": 4, "steps": 2, "windows": 2}
 QUICK_MODEL = {"name": "dlrm", "bottom_hidden": [8], "hidden": [16, 8]}
 
 Found = Mapping[str, Any]
@@ -79,15 +87,31 @@ class Arm:
     def trainers(self) -> int:
         return int(self.strategy["groups"] * self.strategy["trainers_per_group"])
 
+    @property
+    def servers(self) -> int:
+        """Group servers."""
+        return int(self.strategy["groups"] * self.strategy.get("servers_per_group", 0))
+
 
 def main() -> None:
     parser = harness.parser("hierarchical_speed", __doc__)
+    pages.add_option(parser, page_parts)
     add_options(parser, pictures=False)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="names of a part's arms; default: all")
     parser.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it")
     parser.add_argument(
         "--most", type=int, default=4, help="trainers, and half the nets, of the largest arms"
     )
+    parser.add_argument(
+        "--size", type=int, default=2, help="trainers, and group servers, of a group of ablation and batches"
+    )
+    parser.add_argument(
+        "--cores",
+        type=float,
+        help="of each trainer, group server and dense server; default: all share the cores",
+    )
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="of each packet that a host sends")
     parser.add_argument("--batch", type=int, default=512, help="examples of a net's step")
     parser.add_argument("--cardinality", type=int, default=50_000, help="ids that a feature may have")
     parser.add_argument("--dim", type=int, default=16)
@@ -100,17 +124,22 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
+    if options.cores is not None and options.warmup < 2 * options.steps:
+        parser.error(
+            "--warmup: expected twice --steps or more, because hosts become slow after the first --steps steps"
+        )
     calibrated = options.calibration and Calibration.read(options.calibration)
     report = harness.Report("hierarchical_speed", options)
-    report.not_identical(
-        f"all processes share {fleet.CORES} cores, where the paper's have machines of their own: samples/s by trainers or nets"
-        " say what they cost each other, not what a cluster gains"
-    )
+    if options.cores is None:
+        report.not_identical(
+            f"all processes share {fleet.CORES} cores, where the paper's have machines of their own: samples/s by trainers or nets"
+            " say what they cost each other, not what a cluster gains"
+        )
     report.not_identical(
         "trainers share no step: samples/s are the first trainer's steps times the trainers, and what the others' processors and"
         " links do is what they did in its windows"
     )
-    reason = network.missing()
+    reason = network.missing(delay=options.delay_ms > 0, cores=options.cores is not None)
     if reason is None:
         kept = results(options, "hierarchical-speed", parts=RUNNING_PARTS)
         with tempfile.TemporaryDirectory() as directory:
@@ -124,8 +153,12 @@ def main() -> None:
     report.finish()
 
 
-def arms(part: str, most: int, batch: int) -> dict[str, Arm]:
-    """Name → arm; the part's first is the one that others are held against."""
+def arms(part: str, most: int, batch: int, size: int = 2) -> dict[str, Arm]:
+    """Name → arm; the others are compared with the part's first.
+
+    Args:
+        size: trainers, and group servers, of a group of ``ablation`` and ``batches``.
+    """
     counts = [2**power for power in range(most.bit_length())]
     group = {"trainers_per_group": 2, "servers_per_group": 2, "nets": 2}
     if part == "trainers":
@@ -151,6 +184,7 @@ def arms(part: str, most: int, batch: int) -> dict[str, Arm]:
         largest = list(pairs)[-1]
         whole = Arm({**pairs[largest].strategy, "split_fc": False}, batch)
         return pairs | {f"{largest}, no FC splits": whole} | several | easgd
+    group |= {"trainers_per_group": size, "servers_per_group": size}
     if part == "ablation":
         return {name: _arm(batch, **group, **own) for name, own in ABLATION.items()}
     return {
@@ -186,7 +220,8 @@ class Bench:
         wanted = {
             (p, name): arm
             for p in options.parts
-            for name, arm in arms(p, options.most, options.batch).items()
+            for name, arm in arms(p, options.most, options.batch, options.size).items()
+            if options.arms is None or name in options.arms
         }
         for key, arm in list(wanted.items()):
             if (reason := refused(arm)) is not None:
@@ -214,7 +249,15 @@ class Bench:
         task = self._task(arm)
         config = self._config(task, 4 * arm.batch * arm.trainers)
         settings = RunConfig.load(config, overrides=self._overrides(task, arm))
-        return settings.planned(calibration.over(bytes_per_s(self.options.rate)))
+        return settings.planned(self._calibrated(arm, calibration))
+
+    def _calibrated(self, arm: Arm, calibration: Calibration) -> Calibration:
+        """The calibration of the hosts. A host with a tenth of a core is a host with one core, on a clock ten times as slow."""
+        rate, cores = bytes_per_s(self.options.rate), self.options.cores
+        if cores is None:
+            return calibration.over(rate)
+        one_core = replace(calibration, machine={**calibration.machine, "cores": 1})
+        return one_core.over(rate / cores).spread(arm.trainers + arm.servers)
 
     def _held(self, arm: Arm) -> Path | None:
         """The plan that an arm's run holds: that of its group, where there is a calibration."""
@@ -228,9 +271,16 @@ class Bench:
     def _run(self, key: tuple[str, str], arm: Arm, number: int) -> Found:
         options = self.options
         conditions = fleet.windows_of(vars(options)) | {"rate": options.rate}
+        where = options.rate
+        if options.cores is not None or options.delay_ms:
+            slow = {"cores": options.cores, "delay_ms": options.delay_ms}
+            conditions |= slow
+            where = f"{where}, {options.cores or 'shared'} cores, {options.delay_ms:g} ms"
+        if options.size != 2:
+            where = f"{where}, groups of {options.size}"
         if self.calibration is not None and "servers_per_group" in arm.strategy:
             conditions["planned_for"] = options.rate
-        run = Run("/".join((options.rate, *key, str(number))), self._task(arm), arm.strategy, conditions)
+        run = Run("/".join((where, *key, str(number))), self._task(arm), arm.strategy, conditions)
         return self.kept.measure(run, lambda run: self._measured(run, arm))
 
     def _task(self, arm: Arm) -> dict[str, Any]:
@@ -259,16 +309,21 @@ class Bench:
         steps = options.warmup + options.steps * options.windows + AHEAD + arm.strategy.get("nets", 1)
         config, held = self._config(task, steps * arm.batch * arm.trainers), self._held(arm)
         counts = {"trainer": arm.trainers, **strategies.create(dict(arm.strategy), "strategy").roles}
-        with network.network(network.names_apart(counts), options.rate) as hosts:
+        speeds = {
+            name: Host(options.rate, options.delay_ms, options.cores if name[0] in TITLES else None)
+            for name in network.names_apart(counts)
+        }
+        with network.network(speeds) as hosts:
             plan = fleet.Plan(
                 str(config),
                 self._overrides(task, arm),
                 **fleet.windows_of(vars(options)),
                 hosts=network.apart(hosts),
-                links=tuple(hosts.links.values()),
                 held=None if held is None else str(held),
+                **slow_runs.bounds_of(hosts),
             )
-            found = fleet.measure(plan, timeout_s=900.0, tries=1 if options.quick else fleet.TRIES)
+            once = options.quick or options.cores is not None  # a relay of delays looks like a disturbance
+            found = fleet.measure(plan, timeout_s=1800.0, tries=1 if once else fleet.TRIES)
         return short(found, hosts)
 
 
@@ -298,6 +353,24 @@ def _show_speed(
                 base = base or row["samples/s"]
                 disturbed = fleet.disturbance(*runs)
                 table.row({"arm": name, **row, "of the first": row["samples/s"] / base, **disturbed})
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The part of ``docs/scale.md``: the ablation on slow hosts. None for results of shared cores."""
+    found = pages.rows(results, "ablation") if results["options"].get("cores") else []
+    lines = [
+        [
+            row["arm"], f"{row['samples/s']:,.0f}", f"{row['of the first']:.2f}", PAPER.get(row["arm"], "–"), f"{row['step ms']:,.0f}",
+            f"{row['busiest link ms']:,.0f}", f"{row['activations B an example']:,.0f}", f"{row['dense B an example']:,.0f}",
+        ]
+        for row in found
+    ]  # fmt: skip
+    header = (
+        "one group", "samples/s", "of the first", "published", "ms per step", "busiest link, ms", "activations, bytes per example",
+        "gradients and parameters, bytes per example",
+    )  # fmt: skip
+    table = pages.table(header, lines)
+    return {"slow hosts": pages.paragraphs(f"{pages.measured(results)}.", table) if table else None}
 
 
 def speed(runs: list[Found], rate: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Hosts that are network namespaces of this machine, joined by a bridge over links of a chosen bandwidth.
 
-A host may also have a delay, and a bound on its processor time (``cpu_groups``): a slow host. Needs root, ``ip`` and ``tc`` (iproute2).
+A host may also have a delay, and a bound on its processor time (``cpu_groups``): a slow host. Without netem, a process delays the packets
+(``delays``). Needs root, ``ip`` and ``tc`` (iproute2).
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import cpu_groups
+import delays
 
 from girih.cluster.roles import HostSpec
 
@@ -59,12 +63,14 @@ class Hosts:
         links: name of a host → the root's end of its link.
         groups: name of a host with ``cores`` → its control group, which bounds nothing yet, see :meth:`limits`.
         cores: name of such a host → its cores.
+        relay: the pid of the process that delays packets; None if the kernel does, or if nothing is delayed.
     """
 
     places: dict[str, HostSpec]
     links: dict[str, str]
     groups: dict[str, cpu_groups.CpuGroup] = field(default_factory=dict)
     cores: dict[str, float] = field(default_factory=dict)
+    relay: int | None = None
 
     def limits(self, *, lifted: bool = False) -> dict[str, str]:
         """File → content that bounds all hosts to their cores, or lifts the bounds. Processes start without bounds."""
@@ -88,12 +94,20 @@ def missing(*, delay: bool = False, cores: bool = False) -> str | None:
     )
     if done.returncode:
         return f"network namespaces cannot be made here: {done.stderr.strip()}"
-    shape = ("tc", "-n", f"{PREFIX}-try", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
-    done = subprocess.run(shape, capture_output=True, text=True, check=False)
     _ip("netns", "delete", f"{PREFIX}-try")
-    if delay and done.returncode:
-        return f"links can have no delay here, this kernel has no netem: {done.stderr.strip()}"
+    if delay and not has_netem() and (reason := delays.missing()) is not None:
+        return f"links can have no delay here: this kernel has no netem, and {reason}"
     return cpu_groups.missing() if cores else None
+
+
+@cache
+def has_netem() -> bool:
+    """True if the kernel can delay packets. Needs root."""
+    _ip("netns", "add", f"{PREFIX}-try")
+    shape = ("tc", "-n", f"{PREFIX}-try", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+    done = subprocess.run(shape, capture_output=True, check=False)
+    _ip("netns", "delete", f"{PREFIX}-try")
+    return done.returncode == 0
 
 
 @contextmanager
@@ -109,23 +123,33 @@ def network(hosts: Sequence[str] | Mapping[str, Host], rate: str | None = None) 
         _ip("link", "add", BRIDGE, "type", "bridge")
         _ip("link", "set", BRIDGE, "up")
         made = Hosts({}, {})
-        for number, (name, speed) in enumerate(speeds.items()):
-            _add_host(made, name, speed, f"10.77.0.{number + 1}")
-        yield made
+        delayed = [
+            link
+            for number, (name, speed) in enumerate(speeds.items())
+            if (link := _add_host(made, name, speed, f"10.77.0.{number + 1}")) is not None
+        ]
+        with delays.relaying(delayed) as relay:
+            yield replace(made, relay=relay)
     finally:
         _clear()
 
 
-def _add_host(made: Hosts, name: str, speed: Host, address: str) -> None:
+def _add_host(made: Hosts, name: str, speed: Host, address: str) -> delays.Link | None:
+    """Adds a host; returns its link if a relay must delay its packets."""
     host, outer, inner = f"{PREFIX}-{name}", f"{PREFIX}-o-{name}", f"{PREFIX}-i-{name}"
     _ip("netns", "add", host)
-    _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host)
+    link = None
+    if speed.delay_ms and not has_netem():
+        link = delays.make(inner, outer, speed.delay_ms)
+        _ip("link", "set", inner, "netns", host)
+    else:
+        _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host)
     _ip("link", "set", outer, "master", BRIDGE, "up")
     _ip("-n", host, "address", "add", f"{address}/24", "dev", inner)
-    for link in ("lo", inner):
-        _ip("-n", host, "link", "set", link, "up")
+    for device in ("lo", inner):
+        _ip("-n", host, "link", "set", device, "up")
     above = ["root"]
-    if speed.delay_ms:
+    if speed.delay_ms and link is None:
         delay = ["netem", "delay", f"{speed.delay_ms}ms", "limit", str(DELAYED_PACKETS)]
         _call("tc", "-n", host, "qdisc", "add", "dev", inner, "root", "handle", "1:", *delay)
         above = ["parent", "1:1"]
@@ -143,6 +167,7 @@ def _add_host(made: Hosts, name: str, speed: Host, address: str) -> None:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), threads)
     made.places[name] = HostSpec(enter, address, environment)
     made.links[name] = outer
+    return link
 
 
 @contextmanager
@@ -173,6 +198,28 @@ def apart(hosts: Hosts) -> dict[str, HostSpec]:
     return {f"{LETTERS[name[0]]} {name[1:]}": host for name, host in hosts.places.items()}
 
 
+def lose(hosts: Hosts, name: str) -> None:
+    """Takes the link of a host away, then ends its processes: the others receive nothing more from it, as after a power cut."""
+    _ip("link", "delete", hosts.links[name])
+    _kill(pids(name))
+
+
+def pids(name: str) -> set[int]:
+    """The processes of a host."""
+    return _pids(f"{PREFIX}-{name}")
+
+
+def _pids(namespace: str) -> set[int]:
+    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return set(map(int, listed.stdout.split()))
+
+
+def _kill(processes: Iterable[int]) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def _clear() -> None:
     """Ends what lives in this process's hosts, then the hosts; and those of processes that are gone."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
@@ -181,9 +228,7 @@ def _clear() -> None:
         subprocess.run(["ip", "link", "delete", link], capture_output=True, check=False)
     for host in (line.split()[0] for line in listed.splitlines() if line.strip()):
         if _ours(host):
-            pids = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False)
-            for pid in pids.stdout.split():
-                subprocess.run(["kill", "-9", pid], capture_output=True, check=False)
+            _kill(_pids(host))
             _ip("netns", "delete", host)
     cpu_groups.remove_all(_ours)
     for bridge in (name for name in links if _ours(name) and name.endswith("-br")):

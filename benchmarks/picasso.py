@@ -6,7 +6,8 @@ ids by a Zipf law (exponent 1.2), since the data themselves are not public. The 
 are small, so that two cores show more than matrix products.
 
 Runs are of two trainers under ``synchronous``, each a host of its own (a network namespace) over links of ``--rate``, or
-of one process. Arms take turns, forwards and backwards; each run is a file below ``docs/results/``.
+of one process. With ``--hosts`` the hosts are slow, as in ``slow_hosts``. Arms take turns, forwards and backwards; each run is a file below
+``docs/results/``.
 
 Shapes: R examples of a file, L ids of a sequence.
 """
@@ -18,7 +19,8 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -26,14 +28,20 @@ from typing import Any, TypeVar
 
 import fleet
 import harness
+import hosts_file
 import network
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import sampler
+import slow_runs
 import tomli_w
 import wide
 from experiments import RUNNING_PARTS, Results, Run, add_options, results
+from hosts_file import Kinds
+
+from girih import strategies
+from girih.cluster.roles import HostSpec
 
 ROOT = Path("runs", "picasso")
 ZIPF, CARDINALITY, LENGTH, NUMERIC, DOMAINS = 1.2, 100_000, 50, 10, 4
@@ -129,10 +137,19 @@ def arms(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "none": {"schedule": {"packing": False, "prefetch": False, **ALONE}, "store": rows},
         "with caching": {"schedule": parts, "store": store(options, options.hot_rows)},
         "without caching": {"schedule": parts, "store": store(options, 0)},
+        **{name: {"schedule": {**ALONE, **own}, "store": rows} for name, own in VARIED.items()},
     }
 
 
-BASE = {"with caching": "with caching", "without caching": "with caching"}
+ONE = "one group, one micro-batch"
+VARIED = {
+    ONE: {},
+    "5 interleaving groups": {"interleaving_groups": 5},
+    "2 micro-batches": {"micro_batches": 2},
+    "4 micro-batches": {"micro_batches": 4},
+}
+"""Arms of slow hosts → what differs from :data:`ALONE`: one of both numbers, so that each effect is seen alone."""
+BASE = {"with caching": "with caching", "without caching": "with caching", **dict.fromkeys(VARIED, ONE)}
 """Arm → the arm that it is compared with; "all" for the others."""
 
 
@@ -215,9 +232,9 @@ def _write(file: Path, workload: Workload, rows: int, seed: int) -> dict[str, in
 
 
 def parser(
-    name: str, doc: str | None, *, batch: int, workloads: Sequence[str] = (), gpu: bool = False
-) -> argparse.ArgumentParser:
-    """Options that the benchmarks of runs share; ``gpu`` says whether this one has arms on a GPU."""
+    name: str, doc: str | None, *, batch: int, workloads: Sequence[str] = (), gpu: bool = False, hosts: bool = False
+) -> argparse.ArgumentParser:  # fmt: skip
+    """Options that the benchmarks of runs share; ``gpu`` and ``hosts`` say whether this one has arms on a GPU, and on slow hosts."""
     made = harness.parser(name, doc)
     add_options(made)
     if workloads:
@@ -228,7 +245,10 @@ def parser(
     made.add_argument(
         "--rate", default="1gbit", help="of each link and direction, as tc writes it; none bounds nothing"
     )
-    made.set_defaults(gpu=False)
+    made.set_defaults(gpu=False, hosts=None)
+    if hosts:
+        words = "slow hosts, as benchmarks/picasso_hosts.toml; --rate then counts for nothing"
+        made.add_argument("--hosts", type=Path, metavar="FILE", help=words)
     if gpu:
         words = "rows in GPU memory, one trainer; --tiers are then gpu and dram by default"
         made.add_argument("--gpu", action="store_true", help=words)
@@ -262,24 +282,31 @@ class Bench:
     """The runs of one benchmark.
 
     Attributes:
-        trainers: under ``synchronous``, each on a host of its own; 1 is ``local``.
+        trainers: each on a host of its own; 1 is ``local``.
         sample_ms: see :class:`fleet.Plan`.
+        kinds: the slow hosts; None without ``--hosts``.
     """
 
     options: argparse.Namespace
     kept: Results
     trainers: int = TRAINERS
     sample_ms: float | None = None
+    kinds: Kinds | None = None
 
     @classmethod
     def of(cls, options: argparse.Namespace, name: str, **words: Any) -> Bench:
-        """Results lie below ``docs/results/NAME``, those of one trainer on a GPU below ``NAME-gpu``."""
+        """Results are in ``docs/results/NAME``, those of one trainer on a GPU in ``NAME-gpu``, those of slow hosts in ``NAME-hosts``."""
         if options.gpu:
             name, words = f"{name}-gpu", words | {"trainers": 1}
+        elif options.hosts is not None:
+            kinds = hosts_file.for_trainers(hosts_file.load(options.hosts), TRAINERS)
+            name, words = f"{name}-hosts", words | {"kinds": kinds}
         return cls(options, results(options, name, parts=RUNNING_PARTS), **words)
 
     def missing(self) -> str | None:
         """Why it cannot run here, if so."""
+        if self.kinds is not None:
+            return network.missing(delay=any(kind.delay_ms for kind in self.kinds), cores=True)
         return network.missing() if self.trainers > 1 else None
 
     def workload(self, workload: Workload) -> Workload:
@@ -287,23 +314,31 @@ class Bench:
         return workload.scaled(self.options.scale, self.options.length)
 
     def case(
-        self, name: str, workload: Workload, sections: Mapping[str, Any], batch: int | None = None
-    ) -> Run:
+        self, name: str, workload: Workload, sections: Mapping[str, Any], batch: int | None = None,
+        strategy: Mapping[str, Any] | None = None,
+    ) -> Run:  # fmt: skip
         """One run; writes its data."""
         options, size = self.options, batch or self.options.batch
         train = write_epoch(workload, size, options.warmup + options.steps * options.windows + MORE_FILES)
-        return self.run(name, {**config(workload, train, size), **sections})
+        return self.run(name, {**config(workload, train, size), **sections}, strategy)
 
-    def run(self, name: str, made: Mapping[str, Any]) -> Run:
-        """One run of a config."""
+    def run(self, name: str, made: Mapping[str, Any], strategy: Mapping[str, Any] | None = None) -> Run:
+        """One run of a config.
+
+        Args:
+            strategy: None is ``local`` or ``synchronous``, by the number of trainers.
+        """
         options = self.options
-        strategy = (
+        alone = (
             {"name": "local"} if self.trainers == 1 else {"name": "synchronous", "trainers": self.trainers}
         )
         conditions = {key: getattr(options, key) for key in ("warmup", "steps", "windows")}
-        conditions |= {"rate": options.rate} if self.trainers > 1 else {}
+        if self.kinds is not None:
+            conditions |= {"hosts": hosts_file.as_rows(self.kinds)}
+        elif self.trainers > 1:
+            conditions |= {"rate": options.rate}
         conditions |= {"sample_ms": self.sample_ms} if self.sample_ms else {}
-        return Run(name, made, strategy, conditions)
+        return Run(name, made, strategy or alone, conditions)
 
     def measured(self, cases: Mapping[Key, Run]) -> dict[Key, list[Found]]:
         """Each case's runs, one a round; every other round goes backwards."""
@@ -315,25 +350,62 @@ class Bench:
         return found
 
     def _measure(self, run: Run) -> dict[str, Any]:
-        options, rate = self.options, None if self.options.rate == "none" else self.options.rate
-        hosts_of = network.network([f"t{rank}" for rank in range(self.trainers)], rate)
-        if self.trainers == 1:
-            hosts_of = network.nowhere()
-        with tempfile.TemporaryDirectory() as folder, hosts_of as hosts:
+        options = self.options
+        with tempfile.TemporaryDirectory() as folder, self._hosts(run) as (hosts, bounds):
             file = Path(folder, "config.toml")
             file.write_text(tomli_w.dumps(run.settings))
             plan = fleet.Plan(
-                str(file), (), warmup=options.warmup, steps=options.steps, windows=options.windows,
-                hosts={f"trainer {rank}": hosts.places[f"t{rank}"] for rank in range(self.trainers) if hosts.places},
-                links=tuple(hosts.links.values()), sample_ms=self.sample_ms,
+                str(file), (), warmup=options.warmup, steps=options.steps, windows=options.windows, hosts=hosts, sample_ms=self.sample_ms,
+                **bounds,
             )  # fmt: skip
-            found = fleet.measure(plan, timeout_s=1800.0, tries=1 if options.quick else fleet.TRIES)
-        return short(found, bytes_per_s(rate))
+            once = options.quick or self.kinds is not None  # a relay of delays looks like a disturbance
+            found = fleet.measure(plan, timeout_s=1800.0, tries=1 if once else fleet.TRIES)
+        return short(found, self._link_bytes_per_s)
+
+    @contextmanager
+    def _hosts(self, run: Run) -> Iterator[tuple[dict[str, HostSpec], dict[str, Any]]]:
+        """Places of a run's processes, and the part of a plan that bounds their hosts and counts the use."""
+        if self.trainers == 1:
+            yield {}, {}
+            return
+        names = [f"t{rank}" for rank in range(self.trainers)]
+        kinds = self.kinds
+        counts = {
+            hosts_file.TRAINER: self.trainers,
+            **strategies.create(dict(run.strategy), "strategy").roles,
+        }
+        if kinds is not None:
+            with slow_runs.hosts_of(kinds) as hosts:
+                places = hosts_file.specs(hosts, hosts_file.placed(kinds, counts))
+                yield places, slow_runs.bounds_of(hosts)
+            return
+        with network.network(names, None if self.options.rate == "none" else self.options.rate) as hosts:
+            places = {
+                f"{role} {index}": hosts.places[names[index % len(names)]]
+                for role, count in counts.items()
+                for index in range(count)
+            }
+            yield places, {"links": tuple(hosts.links.values())}
+
+    @property
+    def _link_bytes_per_s(self) -> float | None:
+        if self.kinds is not None:
+            return self.kinds[0].gbit * 1e9 / 8
+        return bytes_per_s(None if self.options.rate == "none" or self.trainers == 1 else self.options.rate)
 
 
 def short(found: Mapping[str, Any], link_bytes_per_s: float | None) -> dict[str, Any]:
     """What is kept of a run: of links, (bytes sent, bytes got) a step by trainer."""
-    kept = ("samples_per_s", "step_s", "cpu_s", "machine_cpu_s", "phases_s", "tiers", "room_rows")
+    kept = (
+        "samples_per_s",
+        "step_s",
+        "cpu_s",
+        "cpu_s_each",
+        "machine_cpu_s",
+        "phases_s",
+        "tiers",
+        "room_rows",
+    )
     windows = [
         {key: window[key] for key in kept} | {"link_bytes": list(window["link_bytes"].values())}
         for window in found["windows"]
@@ -369,8 +441,13 @@ def speed(runs: Iterable[Found]) -> float:
 
 
 def beside(runs: Sequence[Found], base: Sequence[Found]) -> float:
-    """How many times as fast as ``base``: the median of each round's own ratio."""
-    return float(median(speed([run]) / speed([other]) for run, other in zip(runs, base, strict=True)))
+    """How many times as fast as ``base``: the median of :func:`ratios`."""
+    return float(median(ratios(runs, base)))
+
+
+def ratios(runs: Sequence[Found], base: Sequence[Found]) -> list[float]:
+    """How many times as fast as ``base``, round by round."""
+    return [speed([run]) / speed([other]) for run, other in zip(runs, base, strict=True)]
 
 
 def columns(runs: Sequence[Found]) -> dict[str, str]:

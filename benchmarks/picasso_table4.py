@@ -7,14 +7,20 @@ learnt. Start-up, and a warm-up in which the hot set is chosen, are not counted.
 
     girih bench picasso_table4
     girih bench picasso_table4 --workloads W&D --rate 200mbit
+    girih bench picasso_table4 --hosts benchmarks/picasso_hosts.toml --rounds 3 --json docs/results/picasso-table4.json
+
+The last command has slow hosts with a delay. There the arms are one interleaving group and five, and one, two and four micro-batches: one number
+differs at a time. It writes the part of ``docs/scale.md``.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import harness
+import pages
 import picasso
 import sampler
 from experiments import pictures, show
@@ -28,20 +34,29 @@ PAPER = {
 }  # fmt: skip
 """Samples/s of a node."""
 SAMPLE_MS = 10.0
+TITLE, BESIDE = "each part left out alone", "of all, or with caching"
 
 
 def main() -> None:
-    parser = picasso.parser("picasso_table4", __doc__, batch=512, workloads=list(picasso.WORKLOADS), gpu=True)
+    workloads = list(picasso.WORKLOADS)
+    parser = picasso.parser("picasso_table4", __doc__, batch=512, workloads=workloads, gpu=True, hosts=True)
+    pages.add_option(parser, page_parts)
     for name, default in picasso.INTERLEAVED.items():
         words = f"--{name.replace('_', '-')}"
         parser.add_argument(
             words, type=picasso.number_or_auto, default=default, metavar="N", help="a number, or auto"
         )
-    parser.add_argument("--arms", nargs="+", help="of: all, without packing, …; default: each of them")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        help=f"of: all, without packing, …; default with --hosts: {', '.join(picasso.VARIED)}; else all others",
+    )
     parser.add_argument("--sample-ms", type=float, default=SAMPLE_MS)
     options = picasso.parsed(parser)
     arms = picasso.arms(options)
-    chosen = options.arms or list(arms)
+    chosen = options.arms or [
+        name for name in arms if (name in picasso.VARIED) == (options.hosts is not None)
+    ]
     if unknown := set(chosen) - set(arms):
         parser.error(f"--arms: no arm {sorted(unknown)}; there are {list(arms)}")
     report = harness.Report("picasso_table4", options)
@@ -56,7 +71,8 @@ def main() -> None:
         found = bench.measured(cases)
         _say_differences(report)
         _show(report, found)
-        _draw(options, found)
+        if options.hosts is None:
+            _draw(options, found)
         print(bench.kept.told())
     else:
         report.skip("all", reason)
@@ -80,11 +96,12 @@ def _show(report: harness.Report, found: Mapping[tuple[str, str], Sequence[Found
         other = picasso.BASE.get(arm, "all")
         base, paper = found.get((name, other)), PAPER[name].get(arm)
         row = {"workload": name, "arm": arm, **picasso.columns(runs)}
-        row["of all, or with caching"] = f"{picasso.beside(runs, base):.2f}" if base else ""
+        row[BESIDE] = f"{picasso.beside(runs, base):.2f}" if base else ""
+        row["by round"] = ", ".join(f"{ratio:.2f}" for ratio in picasso.ratios(runs, base)) if base else ""
         row["paper"] = f"{paper / PAPER[name]['all']:.2f}" if paper else ""
         row |= _kept(runs)
         rows.append(row)
-    show(report, "each part left out alone", list(rows[0]), [list(row.values()) for row in rows])
+    show(report, TITLE, list(rows[0]), [list(row.values()) for row in rows])
     sampled = [
         {"workload": name, "arm": arm, **_sampled(runs)}
         for (name, arm), runs in found.items()
@@ -133,6 +150,29 @@ def _draw(options: argparse.Namespace, found: Mapping[tuple[str, str], Sequence[
                 charts.append(Chart(f"{name}, {title}", "at most, %", "% of the time", series))
     if charts:
         write_picture(pictures(options) / "picasso-figures-11-12.svg", charts)
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The part of ``docs/scale.md``: arms of slow hosts, compared with one interleaving group and one micro-batch."""
+    lines = [
+        [
+            row["workload"], row["arm"], row["samples/s"], "" if row["arm"] == picasso.ONE else row[BESIDE], row["by round"],
+            _published(row["workload"], row["arm"]), row["cores busy"], row["Mbit/s"], row["interleaving groups"], row["micro-batches"],
+        ]
+        for row in pages.rows(results, TITLE) if row["arm"] in picasso.VARIED
+    ]  # fmt: skip
+    header = (
+        "workload", "arm", "samples/s", "× one group, one micro-batch", "each round", "published, whole interleaving", "cores busy",
+        "busiest link, Mbit/s", "interleaving groups", "micro-batches",
+    )  # fmt: skip
+    measured = pages.table(header, lines)
+    return {"slow hosts": pages.paragraphs(f"{pages.measured(results)}.", measured) if measured else None}
+
+
+def _published(workload: str, arm: str) -> str:
+    """Samples/s with both kinds of interleaving, as a multiple of those without."""
+    paper = PAPER[workload]
+    return "" if arm == picasso.ONE else f"{paper['all'] / paper['without interleaving']:.2f}"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from girih.cluster.roles import HostSpec
 from girih.data.click_log import click_log
 
 PORT, CLIENT_PORT = 26479, 26480
-READY_S = 60.0
+READY_S = 180.0
 PLAIN = "plain processes"
 TRAINERS = 2
 
@@ -121,8 +121,8 @@ def run(node: HostSpec, place: Path, words: Sequence[str]) -> tuple[float, float
 
 
 @contextmanager
-def cluster(nodes: Sequence[HostSpec]) -> Iterator[str]:
-    """A Ray cluster with a node on each host; yields the address of its head."""
+def cluster(nodes: Sequence[HostSpec], num_cpus: int = 16) -> Iterator[str]:
+    """A Ray cluster with a node on each host, for so many processes of a core each; yields the address of its head."""
     with tempfile.TemporaryDirectory(prefix="girih-ray-") as folder:
         head = f"{nodes[0].host}:{PORT}"
         own = ["--head", f"--port={PORT}", f"--ray-client-server-port={CLIENT_PORT}", f"--temp-dir={folder}"]
@@ -130,8 +130,10 @@ def cluster(nodes: Sequence[HostSpec]) -> Iterator[str]:
         try:
             for number, node in enumerate(nodes):
                 words = [*own, "--include-dashboard=false"] if number == 0 else [f"--address={head}"]
-                started.append(_start(node, words))
-                _until(lambda up=number + 1: _num_nodes(nodes[0], head) >= up)
+                started.append(_start(node, [f"--num-cpus={num_cpus}", *words]))
+                if number == 0:
+                    _until(lambda: _num_nodes(nodes[0], head) == 1)
+            _until(lambda: _num_nodes(nodes[0], head) == len(nodes))
             yield head
         finally:
             for process in started:
@@ -144,7 +146,7 @@ def cluster(nodes: Sequence[HostSpec]) -> Iterator[str]:
 
 
 def _start(node: HostSpec, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    same = ["--block", "--num-cpus=16", "--disable-usage-stats", f"--node-ip-address={node.host}"]
+    same = ["--block", "--disable-usage-stats", f"--node-ip-address={node.host}"]
     return subprocess.Popen(
         [*node.command, sys.executable, "-m", "ray.scripts.scripts", "start", *same, *words],
         env={**os.environ, **node.environment, "RAY_worker_niceness": "0"},

@@ -4,8 +4,8 @@ A host is a network namespace, a link with its rate, its delay and a buffer of 1
 what hosts there are and which roles they run; N is the number of trainers, and the other hosts follow in proportion. Needs root.
 
     girih bench slow_hosts --parts proportion    N = 2: samples/s by cores, with links that are slower by the same factor
-    girih bench slow_hosts --parts strategies    every strategy at N = 2, 4, 8, 16
-    girih bench slow_hosts --parts opponents     TorchRec over gloo, and DDP with sparse gradients, on the same hosts
+    girih bench slow_hosts --parts systems       N = 2, 4, 8, 16: every strategy, TorchRec over gloo, and DDP with sparse gradients
+    girih bench slow_hosts --parts systems --hosts benchmarks/slow_hosts_apart.toml --counts 8    Persia's roles on hosts of their own
     girih bench slow_hosts_quality               AUC of hybrid and asynchronous at N = 8 and 16
 
 The model is a DLRM (512-256-D, 512-256-1) with 26 categorical and 13 numeric features. Batches are of ``--batch`` examples for each
@@ -32,11 +32,9 @@ from hosts_file import Kinds
 from slow_pages import page_parts
 from slow_runs import Bench, Row
 
-PARTS = ("proportion", "strategies", "opponents")
+PARTS = ("proportion", "systems")
 HOSTS = Path(__file__).with_suffix(".toml")
 IN_PROPORTION = ("synchronous", "hybrid, τ = 4")
-OPPOSED = ("synchronous", "hybrid, τ = 0", "hybrid, τ = 4", "substitution")
-"""girih's side of the opponents' table."""
 
 
 def main() -> None:
@@ -45,13 +43,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--hosts", type=Path, default=HOSTS, metavar="FILE")
     parser.add_argument("--cores", type=float, nargs="+", default=[1.0, 0.5, 0.2, 0.1], help="of proportion")
-    parser.add_argument(
-        "--counts", type=int, nargs="+", default=[2, 4, 8, 16], help="N of strategies and opponents"
-    )
-    parser.add_argument(
-        "--contestants", nargs="+", metavar="NAME", help="of strategies and opponents; default: all"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="of proportion; other parts have one")
+    parser.add_argument("--counts", type=int, nargs="+", default=[2, 4, 8, 16], help="N of systems")
+    parser.add_argument("--contestants", nargs="+", metavar="NAME", help="of systems; default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="of proportion; systems have one")
     parser.add_argument("--batch", type=int, default=512, help="examples of a trainer")
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--cardinality", type=int, default=20_000, help="ids that a feature may have")
@@ -70,11 +64,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             bench = Bench(options, Path(directory))
             _say(report)
-            for part, fill in (
-                ("proportion", _proportion),
-                ("strategies", _strategies),
-                ("opponents", _opponents),
-            ):
+            for part, fill in (("proportion", _proportion), ("systems", _systems)):
                 if part in options.parts:
                     fill(report, bench, kinds)
     else:
@@ -133,24 +123,15 @@ def _proportion(report: harness.Report, bench: Bench, kinds: Kinds) -> None:
                 pair.add(key, partial(bench.girih, strategy, hosts))
 
 
-def _strategies(report: harness.Report, bench: Bench, kinds: Kinds) -> None:
-    pair = Pair(report, "strategies by the number of trainers", ("strategy",))
+def _systems(report: harness.Report, bench: Bench, kinds: Kinds) -> None:
+    pair = Pair(report, "systems by the number of trainers", ("system", "contestant"))
+    sharded = all(report.peer(module) is not None for module in ("fbgemm_gpu", "torchrec"))
     for count in bench.options.counts:
         hosts = hosts_file.for_trainers(kinds, count)
         for name, strategy in slow_runs.contestants(hosts).items():
             if bench.chosen(name):
-                pair.add({"strategy": name, **slow_runs.where(hosts)}, partial(bench.girih, strategy, hosts))
-
-
-def _opponents(report: harness.Report, bench: Bench, kinds: Kinds) -> None:
-    pair = Pair(report, "opponents by the number of trainers", ("system", "contestant"))
-    sharded = all(report.peer(module) is not None for module in ("fbgemm_gpu", "torchrec"))
-    for count in bench.options.counts:
-        hosts = hosts_file.for_trainers(kinds, count)
-        for name in filter(bench.chosen, OPPOSED):
-            strategy = slow_runs.contestants(hosts)[name]
-            key = {"system": "girih", "contestant": name, **slow_runs.where(hosts)}
-            pair.add(key, partial(bench.girih, strategy, hosts))
+                key = {"system": "girih", "contestant": name, **slow_runs.where(hosts)}
+                pair.add(key, partial(bench.girih, strategy, hosts))
         for name in filter(bench.chosen, slow_peers.PEERS):
             if sharded or name not in slow_peers.SHARDINGS:
                 key = {"system": name.partition(",")[0], "contestant": name, **slow_runs.where(hosts)}

@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=Path, default=HOSTS, metavar="FILE")
     parser.add_argument("--case", default="kuairand/dnn", choices=[*strategy_quality.CASES])
     parser.add_argument("--counts", type=int, nargs="+", default=[8, 16], help="of trainers")
+    parser.add_argument("--cores", type=float, default=1.6, help="of all hosts together: fewer are faster")
     parser.add_argument("--evaluations", type=int, default=3, help="on validation data, of a run")
     options = parser.parse_args()
     report = harness.Report("slow_hosts_quality", options)
@@ -97,6 +98,7 @@ def _show(report: harness.Report, options: argparse.Namespace, kept: Results, ki
     )
     for count in options.counts:
         hosts = hosts_file.for_trainers(kinds, count)
+        hosts = hosts_file.at_cores(hosts, options.cores / sum(kind.count for kind in hosts))
         for arm_name, arm in arms(count, hosts).items():
             row, runs = _trained(f"{name}/{count} trainers/{arm_name}", case, arm, hosts, kept, options)
             gaps = [run["auc"] - one["auc"] for run, one in zip(runs, reference[1], strict=True)]

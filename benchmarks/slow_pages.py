@@ -1,7 +1,7 @@
 """The parts of ``docs/scale.md`` that ``slow_hosts`` writes: measured values, with predicted and published ones next to them.
 
 Predictions come from ``docs/results/slow-hosts-predicted.json``: tables of the same titles, whose rows have ``strategy``, ``trainers``
-and ``samples/s``. Without that file, their columns have dashes.
+and ``samples/s``. ``girih bench slow_predicted`` writes it. Without that file, their columns have dashes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,8 @@ import slow_peers
 from experiments import RESULTS
 
 Found = Mapping[str, Any]
+APART = "slow_hosts_apart"
+"""The hosts file whose results have a table of their own."""
 ALLOWED = 0.10
 """Largest deviation from samples/s in proportion to cores."""
 PREDICTED = RESULTS / "slow-hosts-predicted.json"
@@ -28,7 +31,11 @@ KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
 
 def page_parts(results: Found) -> dict[str, str | None]:
     """Name of a part → its text."""
+    if Path(results["options"].get("hosts", "")).stem == APART:
+        others = dict.fromkeys(("proportion", "strategies", "use", "opponents"))
+        return {**others, "apart": _strategies(results, "apart")}
     return {
+        "apart": None,
         "proportion": _proportion(results),
         "strategies": _strategies(results),
         "use": _use(results),
@@ -50,7 +57,7 @@ def _proportion(results: Found) -> str | None:
         rows = [row for row in found if row["strategy"] == strategy and row["cores"] == cores]
         lines.append([
             strategy, f"{cores:g}", f"{1e3 * rows[0]['gbit']:g}", f"{rates[strategy, most]:,.0f} × {cores / most:g}", f"{rate:,.0f}",
-            f"{rate / expected:.2f}", _predicted("proportion", strategy, cores=cores), pages.span((row["samples/s"] for row in rows), "{:,.0f}"),
+            f"{rate / expected:.2f}", _predicted("proportion", strategy=strategy, cores=cores), pages.span((row["samples/s"] for row in rows), "{:,.0f}"),
             pages.span((row["others, of the cores"] for row in rows), "{:.0%}"),
         ])  # fmt: skip
     header = (
@@ -71,18 +78,19 @@ def _proportion(results: Found) -> str | None:
     return pages.paragraphs(verdict if lines else None, pages.table(header, lines))
 
 
-def _strategies(results: Found) -> str | None:
-    found = _joined(results, "strategies")
-    rates = {(row["strategy"], row["trainers"]): row["samples/s"] for row in found}
+def _strategies(results: Found, predicted: str = "systems") -> str | None:
+    found = _of_girih(results)
+    rates = {(row["contestant"], row["trainers"]): row["samples/s"] for row in found}
+    fewest = min((size for _, size in rates), default=0)
     lines = []
     for row in found:
-        name, size = row["strategy"], row["trainers"]
-        fewest = min(each for of, each in rates if of == name)
+        name, size = row["contestant"], row["trainers"]
+        few = rates.get((name, fewest))
         base = rates.get(("synchronous", size))
         lines.append([
             f"{size}", name, f"{row['samples/s']:,.0f}", f"{row['lowest']:,.0f} to {row['highest']:,.0f}",
-            _predicted("strategies", name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
-            PUBLISHED.get(name, "–"), f"{row['samples/s'] / rates[name, fewest] / size * fewest:.0%}",
+            _predicted(predicted, strategy=name, trainers=size), pages.shown(base and row["samples/s"] / base, "{:.2f}"),
+            PUBLISHED.get(name, "–"), pages.shown(few and row["samples/s"] / few / size * fewest, "{:.0%}"),
             pages.shown(row["staleness"], "{:.2f}"), pages.shown(row["staleness, most"]), f"{row['bytes an example']:,.0f}",
         ])  # fmt: skip
     header = (
@@ -102,12 +110,12 @@ def _strategies(results: Found) -> str | None:
 
 
 def _use(results: Found) -> str | None:
-    found = _joined(results, "strategies")
+    found = _of_girih(results)
     roles = [role for role in ROLES if any(row.get(f"CPU of a {role}") is not None for row in found)]
     kinds = [kind for kind in KINDS if any(row.get(f"{kind}, bytes") for row in found)]
     lines = [
         [
-            f"{row['trainers']}", row["strategy"], *(pages.shown(row[f"CPU of a {role}"], "{:.0%}") for role in roles),
+            f"{row['trainers']}", row["contestant"], *(pages.shown(row[f"CPU of a {role}"], "{:.0%}") for role in roles),
             f"{row['CPU of a host']:.0%}, {row['CPU of the busiest']:.0%}", f"{row['use of a link']:.0%}, {row['of the busiest']:.0%}",
             *(pages.shown(row[f"{kind}, bytes"], "{:,.0f}") for kind in kinds),
         ]
@@ -125,9 +133,8 @@ def _use(results: Found) -> str | None:
 
 
 def _opponents(results: Found) -> str | None:
-    found = _joined(results, "opponents")
     lines, sentences = [], []
-    for case, rows in pages.grouped(found, "trainers"):
+    for case, rows in pages.grouped(_systems(results), "trainers"):
         ours = [row for row in rows if row["system"] == "girih"]
         theirs = [row for row in rows if row["system"] != "girih"]
         sharded = [row for row in theirs if row["contestant"] in slow_peers.SHARDINGS]
@@ -138,7 +145,7 @@ def _opponents(results: Found) -> str | None:
         base = max((row["samples/s"] for row in ours), default=None)
         lines += [
             [
-                f"{row['trainers']}", f"{row['system']}: {row['contestant']}", f"{row['samples/s']:,.0f}", pages.shown(base and row["samples/s"] / base, "{:.2f}"),
+                f"{row['trainers']}", f"girih: {row['contestant']}" if row["system"] == "girih" else row["contestant"], f"{row['samples/s']:,.0f}", pages.shown(base and row["samples/s"] / base, "{:.2f}"),
                 f"{row['bytes an example']:,.0f}", f"{row['CPU of a host']:.0%}", f"{row['use of a link']:.0%}",
             ]
             for row in rows
@@ -170,14 +177,19 @@ def _verdicts(trainers: int, ours: Sequence[Found], peers: Iterable[Sequence[Fou
     return sentences
 
 
-def _joined(results: Found, title: str) -> list[Found]:
-    """Rows of a table of rates, with the columns of its table of use."""
-    pairs = zip(pages.rows(results, title), pages.rows(results, f"use, {title}"), strict=True)
-    return [{**rates, **use} for rates, use in pairs]
+def _systems(results: Found) -> list[Found]:
+    """Rows of all systems by the number of trainers, with the columns of their tables of rates and of use."""
+    tables = (pages.rows(results, title) for title in ("systems", "use, systems"))
+    joined = [{**rates, **use} for rates, use in zip(*tables, strict=True)]
+    return sorted(joined, key=lambda row: (row["trainers"], row["system"] != "girih"))
 
 
-def _predicted(title: str, strategy: str, **values: Any) -> str:
-    row = pages.row(_predictions(), title, strategy=strategy, **values)
+def _of_girih(results: Found) -> list[Found]:
+    return [row for row in _systems(results) if row["system"] == "girih"]
+
+
+def _predicted(title: str, **values: Any) -> str:
+    row = pages.row(_predictions(), title, **values)
     return pages.shown(row.get("samples/s"), "{:,.0f}")
 
 

@@ -37,8 +37,9 @@ from typing import Any
 import harness
 import numpy as np
 from census import LAUNCHER, OTHER, Census, Held
-from faults import POLL_S, RECIPE, ROLES, SHAPES, summary
+from faults import POLL_S, RECIPE, ROLES, SHAPES
 from pictures import Chart, write_picture
+from run_files import summary
 
 STRATEGY = "hybrid"
 STOP_EVERY = 5

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from girih.app.run_config import RunConfig
@@ -25,7 +26,7 @@ def test_all_arms_of_quality_train_on_as_many_examples_in_as_many_updates(tmp_pa
     monkeypatch.setenv("KUAIRAND", "nowhere")
     monkeypatch.setenv("CLICKLOG", "nowhere")
     arms = quality.arms(quality.PARTS, [2, 4, 8], [1, 2, 4])
-    assert len(arms) == 1 + 3 + 3 + 3 + 2
+    assert len(arms) == 1 + 3 + 3 + 3 + 2, "the tuned arm is made later"
     for data, case in quality.DATA.items():
         for name, arm in arms.items():
             made = quality.config(data, arm, 1.0, 2, quick=False)
@@ -139,7 +140,7 @@ def test_groups_are_planned_for_the_links_of_the_benchmark(tmp_path):
     file = bench.FOLDER.parent / "docs" / "results" / "prediction" / "calibration.json"
     wires = {}
     for rate in ("1gbit", "10mbit"):
-        options = Namespace(cardinality=50, dim=16, batch=512, rate=rate, quick=False)
+        options = Namespace(cardinality=50, dim=16, batch=512, rate=rate, cores=None, quick=False)
         measured = speed.Bench(options, None, tmp_path, Calibration.read(file))
         plan = Plan.read(measured._held(speed.arms("ablation", 2, 512)[speed.AUTO]))
         assert {"trainer", "server 0"} <= set(plan.tagging.devices.values())
@@ -147,6 +148,43 @@ def test_groups_are_planned_for_the_links_of_the_benchmark(tmp_path):
         assert measured._held(speed.arms("trainers", 2, 512)["2 × 1 net"]) is None
     assert wires["10mbit"] == ("int8", "topk")
     assert wires["1gbit"] != wires["10mbit"]
+
+
+def test_slow_hosts_are_planned_as_hosts_with_one_core_on_a_slow_clock(tmp_path):
+    import hierarchical_speed as speed
+
+    file = bench.FOLDER.parent / "docs" / "results" / "prediction" / "calibration.json"
+    calibration = Calibration.read(file)
+    arm = speed.arms("ablation", 2, 512, size=4)[speed.AUTO]
+    assert (arm.trainers, arm.servers) == (4, 4)
+    options = Namespace(cardinality=50, dim=16, batch=512, rate="100mbit", cores=0.1, quick=False)
+    slow = speed.Bench(options, None, tmp_path, calibration)._calibrated(arm, calibration)
+    assert (slow.cores, slow.machines) == (8, 8)
+    assert slow.links["tcp"].bytes_per_s == min(calibration.links["tcp"].bytes_per_s, 125e6)
+
+
+def test_alpha_and_period_of_easgd_are_chosen_in_turn(tmp_path, monkeypatch):
+    """The best values of a formula are found, outside of the first grid too."""
+    import hierarchical_quality as quality
+    from experiments import Results
+
+    def formula(run, metric):
+        alpha = run.strategy.get("elastic_rate", quality.ALPHA / 4)
+        every = run.strategy.get("average_every_steps", quality.EVERY)
+        factor = float(run.name.rsplit("/", 2)[1][1:])
+        valid = 0.8 + abs(np.log(alpha / 0.025)) + abs(np.log(every / 90)) + abs(np.log(factor / 2))
+        return {"auc": 0.7, "staleness_mean": 0.0, "staleness_max": 0, "curve": [[1, valid]]}
+
+    monkeypatch.setattr(quality, "trained", formula)
+    kept = Results(tmp_path)
+    name, arm = quality._tuned_easgd("generated", 4, kept, quick=False)
+    assert arm.strategy["elastic_rate"] == pytest.approx(0.025)
+    assert arm.strategy["average_every_steps"] == 90
+    assert (arm.strategy["groups"], arm.per_step) == (4, 4)
+    assert name == "4 trainers, EASGD, α = 0.025, every 90 steps"
+    tried = quality._tried_easgd("generated", kept)
+    assert ["generated", name, "2", "0.80000"] in tried
+    assert len(tried) == len({tuple(row) for row in tried})
 
 
 def test_use_is_processor_time_and_bytes_over_time():

@@ -1,7 +1,13 @@
 """Slow hosts of benchmarks: the hosts file, the quotas, and the page that is made of results."""
 
+import json
+import os
+import select
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -146,6 +152,66 @@ def test_a_slow_host_gets_its_share_of_a_core_and_leaves_nothing():
     assert not any(folder.exists() for folder in group.folders)
 
 
+def test_a_relay_delays_one_direction_and_keeps_the_order():
+    """Its devices are sockets here: a message is a packet."""
+    import delays
+
+    (host, inner), (bridge, outer) = (socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+    end, ending = os.pipe()
+    after = {inner.fileno(): (outer.fileno(), 0.05), outer.fileno(): (inner.fileno(), 0.0)}
+    relay = threading.Thread(target=delays.relay, args=(after, end))
+    relay.start()
+    try:
+        start = time.perf_counter()
+        for number in range(20):
+            host.send(bytes([number]))
+        sent = time.perf_counter()
+        bridge.send(b"back")
+        assert host.recv(9) == b"back"
+        assert time.perf_counter() - sent < 0.04
+        assert not select.select([bridge], (), (), 0)[0], "no packet passes before its delay is over"
+        assert [bridge.recv(9)[0] for _ in range(20)] == list(range(20))
+        assert 0.05 <= time.perf_counter() - start < 1.0
+    finally:
+        os.write(ending, b"x")
+        relay.join()
+        for device in (host, inner, bridge, outer):
+            device.close()
+        os.close(end)
+        os.close(ending)
+
+
+@pytest.mark.slow
+def test_a_delay_of_both_ends_is_in_each_round_trip_and_no_byte_is_lost():
+    import links
+    import network
+
+    if (reason := network.missing(delay=True)) is not None:
+        pytest.skip(reason)
+    found = links.measured("100mbit", 5.0, trips=40, stream_s=0.5)
+    assert found["relay"] == ("no" if network.has_netem() else "yes")
+    assert -0.01 < found["error ms: median"] < 2.0
+    assert 0.5 < found["of the rate"] < 1.2
+    assert 1.0 < found["counted bytes of those sent"] < 1.2
+
+
+@pytest.mark.slow
+def test_a_lost_host_is_gone_with_its_processes():
+    import network
+
+    if (reason := network.missing()) is not None:
+        pytest.skip(reason)
+    with network.network(["a", "b"], "10mbit") as hosts:
+        waiting = subprocess.Popen([*hosts.places["a"].command, "sleep", "60"])
+        until = time.monotonic() + 10.0
+        while waiting.pid not in network.pids("a") and time.monotonic() < until:
+            time.sleep(0.01)
+        network.lose(hosts, "a")
+        assert waiting.wait(10.0) == -9
+        assert not Path("/sys/class/net", hosts.links["a"]).exists()
+        assert Path("/sys/class/net", hosts.links["b"]).exists()
+
+
 def test_the_page_says_if_speeds_are_in_proportion():
     import slow_pages
 
@@ -198,3 +264,26 @@ def test_hosts_are_bounded_after_the_first_steps_until_the_last_window(tmp_path)
         bounds.on_metrics({"step": step})
         seen.append(quota.read_text())
     assert seen == ["1000"] * 4 + ["-1"] * 4
+
+
+@pytest.mark.heavy
+def test_slow_hosts_are_predicted_from_a_calibration(tmp_path):
+    """The titles, names and columns that ``slow_pages`` looks for."""
+    import pages
+
+    calibration = bench.FOLDER.parent / "docs" / "results" / "prediction" / "calibration.json"
+    words = [sys.executable, str(bench.FOLDER / "slow_predicted.py"), "--quick", "--json", "found.json"]
+    done = subprocess.run(
+        [*words, "--calibration", str(calibration)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    rows = pages.rows(found, "strategies", trainers=2)
+    assert {row["strategy"] for row in rows} >= {
+        "synchronous",
+        "hybrid, τ = 16",
+        "substitution",
+        "hierarchical",
+    }
+    assert all(row["samples/s"] > 0 for row in rows)
+    assert pages.row(found, "proportion", strategy="hybrid, τ = 4", cores=0.1)["samples/s"] > 0

@@ -83,6 +83,88 @@ def test_arms_differ_in_one_part(gpu):
     assert differ == set().union(*parts.values()) - parts["caching"]
 
 
+def test_arms_of_slow_hosts_differ_in_one_number():
+    import picasso
+
+    options = Namespace(tiers=["dram", "ssd"], gpu=False, hot_rows=7, warmup=2, steps=1)
+    arms = {name: picasso.arms(options)[name] for name in picasso.VARIED}
+    one = arms[picasso.ONE]["schedule"]
+    numbers = [
+        {name: value for name, value in arm["schedule"].items() if one[name] != value}
+        for arm in arms.values()
+    ]
+    assert numbers == [{}, {"interleaving_groups": 5}, {"micro_batches": 2}, {"micro_batches": 4}]
+    assert {picasso.BASE[name] for name in arms} == {picasso.ONE}
+
+
+def test_the_page_compares_interleaving_with_the_paper():
+    import picasso
+    import picasso_table4
+
+    row = {
+        "workload": "MMoE", "arm": picasso.ONE, "samples/s": "100", picasso_table4.BESIDE: "1.00", "by round": "1.00", "cores busy": "1",
+        "Mbit/s": "2", "interleaving groups": "1", "micro-batches": "1",
+    }  # fmt: skip
+    rows = [row, row | {"arm": "5 interleaving groups", picasso_table4.BESIDE: "1.25"}, row | {"arm": "all"}]
+    results = {
+        "benchmark": "picasso_table4",
+        "when": "2026-01-02T",
+        "machine": {"cores": 2, "processor": "X"},
+        "options": {},
+    }
+    made = picasso_table4.page_parts(results | {"tables": [{"title": picasso_table4.TITLE, "rows": rows}]})
+    assert "| MMoE | 5 interleaving groups | 100 | 1.25 | 1.00 | 1.93 |" in made["slow hosts"]
+    assert made["slow hosts"].count("| MMoE |") == 2
+    assert picasso_table4.page_parts(results | {"tables": []}) == {"slow hosts": None}
+
+
+def test_the_share_that_the_most_frequent_ids_cover():
+    import picasso_fig3
+
+    assert picasso_fig3.covered(np.full(1000, 3), 0.2) == pytest.approx(0.2)
+    counts = np.array([1, 6, 1, 1, 1])
+    assert picasso_fig3.covered(counts, 0.2) == pytest.approx(0.6)
+    assert picasso_fig3.covered(counts, 0.001) == pytest.approx(0.6), "at least one id"
+    found = picasso_fig3.covered_by({0: counts, 1: np.full(10, 2)})
+    assert (found["20 %"], found["least at 20 %"], found["most at 20 %"]) == pytest.approx((0.4, 0.2, 0.6))
+    assert (found["ids"], found["different ids"]) == (30, 15)
+
+
+def test_ids_are_counted_by_feature(tmp_path, monkeypatch):
+    import picasso
+    import picasso_fig3
+
+    monkeypatch.setattr(picasso, "ROOT", tmp_path / "data")
+    monkeypatch.setenv("PICASSO", "")
+    monkeypatch.setattr(picasso_fig3, "ZIPF_BATCH", 32)
+    monkeypatch.setattr(picasso, "WIDE_DEEP", picasso.WIDE_DEEP.scaled(0.02, 3))
+    found = picasso_fig3._counts(None, picasso_fig3.ZIPF)
+    assert len(found) == picasso.WIDE_DEEP.num_features
+    assert {counts.sum() for counts in found.values()} == {32 * picasso_fig3.ZIPF_FILES}
+
+
+def test_a_step_is_divided_by_kind_of_work():
+    import picasso_fig5
+
+    spans = {
+        "read": 0.1,
+        "pull": 0.1,
+        "wait for rows": 0.1,
+        "forward": 0.2,
+        "backward": 0.2,
+        "push": 0.2,
+        "exchange ids": 0.05,
+    }
+    window = {"step_s": 1.0, "phases_s": {**spans, "allreduce": 0.1}, "cpu_s_each": {"trainer 0": 0.45}}
+    found = picasso_fig5.divided([{"windows": [window]}])
+    assert found["ms a step"] == 1000
+    assert found["reading"] == pytest.approx(0.1)
+    assert found["waiting for rows"] == found["sending gradients of rows"] == pytest.approx(0.2)
+    assert found["rest"] == pytest.approx(0.1)
+    assert found[picasso_fig5.EXCHANGES] == pytest.approx(0.05)
+    assert found[picasso_fig5.PROCESSOR] == pytest.approx(0.45)
+
+
 def test_the_best_ratio_is_that_of_the_keys_that_most_batches_read(tmp_path, monkeypatch):
     import picasso
     import picasso_table6

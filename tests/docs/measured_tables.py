@@ -197,7 +197,7 @@ def alone(rows):
 
 
 def judged_rows():
-    judged, rows = benchmark("prediction").judged, alone(predictions())
+    judged, rows = benchmark("prediction_tables").judged, alone(predictions())
     groups = [judgeable(row) for row in table("prediction-groups.json", "samples/s")]
     names = (
         "local",
@@ -219,7 +219,7 @@ def judged_rows():
 
 def judged_parts():
     """By size and link."""
-    judged, rows = benchmark("prediction").judged, alone(predictions())
+    judged, rows = benchmark("prediction_tables").judged, alone(predictions())
     cases = [(size, link) for size in ("small", "large") for link in ("200mbit", "1gbit", "none")]
     return [
         {"median error": judged(bare(rows, size=size, link=link))["median error"]} for size, link in cases
@@ -227,7 +227,7 @@ def judged_parts():
 
 
 def judged_choices():
-    judged, rows = benchmark("prediction").judged, alone(predictions())
+    judged, rows = benchmark("prediction_tables").judged, alone(predictions())
     others = [row for row in rows if row["strategy"] != "substitution"]
     names = ("cases", "fastest picked", "regret ≤ 5 %", "worst regret", "pairs", "rightly ordered")
     return [{name: found[name] for name in names} for found in map(judged, (rows, others))]

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from test_step_graphs import CORE_COUNT, DISTRIBUTED, STRATEGIES, calibration, facts, folded, graph_of
@@ -14,7 +15,7 @@ from girih.planner.simulator.hosts import HostGroup, Hosts
 from girih.planner.simulator.prediction import predict
 from girih.planner.simulator.result import simulate
 from girih.planner.simulator.terms import LINES_PER_S, lines_per_s
-from girih.planner.steps.graph import Operation, StepGraph
+from girih.planner.steps.graph import SHARDS, Operation, StepGraph
 from girih.strategies import BY_NAME
 from girih.strategies.strategy import price
 
@@ -63,6 +64,41 @@ def test_steps_in_flight_overlap_until_the_busiest_thread_is_full():
     assert speeds == pytest.approx([2.0, 4.0, 5.0], rel=0.02)
 
 
+def test_threads_of_shards_divide_the_work_of_a_server_and_keep_the_order_of_requests():
+    """A lookup of 0.4 s takes 0.1 s on four shards; with three in flight, cores of the server are full."""
+    operations = [
+        work("a", 0.1, begins=True),
+        work("b", 0.4, ("a",), role="embedding-server", executor=SHARDS),
+    ]
+    hosts = Hosts(
+        (
+            HostGroup(count=1, cores=4, memory_gb=1, gbit=8, roles=("trainer",)),
+            HostGroup(count=1, cores=4, memory_gb=1, gbit=8, roles=("embedding-server",)),
+        )
+    )
+    alone, several = (
+        exact(graph(operations, in_flight=number, **{"embedding-server": 1}), hosts) for number in (1, 3)
+    )
+    assert alone.samples_per_s == pytest.approx(5.0)
+    assert several.samples_per_s == pytest.approx(10.0, rel=0.02)
+    assert several.utilization["embedding-server: shard 3"] == pytest.approx(1.0, rel=0.05)
+    slow = replace(hosts.hosts[1], cores=0.5)
+    assert exact(
+        graph(operations, **{"embedding-server": 1}), Hosts((hosts.hosts[0], slow))
+    ).samples_per_s == pytest.approx(1 / 0.9)
+
+
+def test_core_seconds_of_a_step_are_those_of_its_operations():
+    """0.3 of the trainer, and 0.1 of each end of a message, for two trainers."""
+    send = Operation(
+        name="b", term="b", role="trainer", to="embedding-worker", core_s=0.2, sent_bytes=1.0, after=("a",)
+    )
+    found = exact(
+        graph([work("a", 0.3, begins=True), send], trainers=2, **{"embedding-worker": 1}), steps=100
+    )
+    assert found.core_s == pytest.approx({"trainer": 0.8, "embedding-worker": 0.2}, rel=0.02)
+
+
 def test_messages_share_a_receivers_link():
     """Two trainers send 0.5 GB each to one worker over 1 GB/s: 1 s together; the answers have no bytes."""
     send = Operation(name="a", term="a", role="trainer", to="embedding-worker", sent_bytes=5e8, begins=True)
@@ -71,6 +107,22 @@ def test_messages_share_a_receivers_link():
     assert found.bottleneck == "embedding-worker: link in"
     both = exact(graph([send], trainers=2, **{"embedding-worker": 2}))
     assert both.samples_per_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("in_turns", "burst_kb", "seconds"), [(False, 0, 0.5), (True, 0, 1.0), (True, 250_000, 0.5)]
+)
+def test_trainers_that_send_in_turns_use_one_direction_at_a_time(in_turns, burst_kb, seconds):
+    """0.5 GB each way over 1 GB/s. A token bucket of 0.25 GB serves half of each message at once."""
+    hosts = Hosts(
+        (HostGroup(count=1, cores=2, memory_gb=1, gbit=8, burst_kb=burst_kb, link_per_process=True),)
+    )
+    send = Operation(
+        name="a", term="a", role="trainer", to="trainer", sent_bytes=5e8, together=True, in_turns=in_turns, begins=True
+    )  # fmt: skip
+    rest = work("b", 1.0, ("a",))  # tokens come back meanwhile
+    found = exact(graph([send, rest], trainers=2), hosts)
+    assert found.samples_per_s == pytest.approx(2 / (1.0 + seconds))
 
 
 def test_processes_of_one_host_need_no_link_and_others_share_it():
@@ -125,6 +177,14 @@ def test_background_work_that_outlasts_its_step_goes_on():
     assert found.samples_per_s == pytest.approx(10.0)
 
 
+def test_groups_with_servers_share_dense_servers():
+    """Two groups ask one dense server, which is in no group."""
+    strategy = BY_NAME["hierarchical"](groups=2, trainers_per_group=2, servers_per_group=2, nets=2)
+    found = price(strategy, facts(4), **EXACT, steps=8).simulated
+    assert found.samples_per_s > 0
+    assert found.core_s["dense-server"] > 0
+
+
 def test_local_takes_its_path_if_cores_suffice():
     hosts = Hosts((HostGroup(count=1, cores=CORE_COUNT + 1, memory_gb=1, gbit=8),))  # one for the reader
     found = exact(graph_of("local"), hosts)
@@ -147,7 +207,8 @@ def test_staleness_is_bounded_and_cores_are_never_overfull(name):
     assert found.samples_per_s_p5 <= found.samples_per_s_p10 <= found.samples_per_s <= found.samples_per_s_p90
     assert max(found.utilization.values()) <= 1 + 1e-9
     bound = STRATEGIES[name].step_graph(facts(STRATEGIES[name].trainers)).in_flight - 1
-    assert 0 <= found.staleness_p50 <= found.staleness_p99 <= bound
+    assert 0 <= found.staleness_p50 <= found.staleness_p99 <= found.staleness_max <= bound
+    assert 0 <= found.staleness_mean <= found.staleness_max
     assert found.extrapolated == ()
 
 
@@ -158,7 +219,8 @@ def test_slower_links_and_fewer_cores_are_never_faster(name):
         price(STRATEGIES[name], replace(known, calibration=calibration().over(rate)), **EXACT).samples_per_s
         for rate in (1e9, 1e8, 1e7, 1e6)
     ]
-    assert found == sorted(found, reverse=True)
+    # a longer message can change the order of work on shared cores, and shorten the whole (Graham 1969)
+    assert all(slower <= 1.05 * faster for faster, slower in pairwise(found))
     assert found[-1] < found[0] / 10
     few, many = (
         exact(

@@ -147,6 +147,24 @@ def test_synchronous_by_hand():
     assert found.work_s["lookups"] == pytest.approx(lookups_s)
 
 
+def test_exchanges_are_in_turns_unless_trainers_have_just_agreed():
+    """gloo's AllToAll sends in turns. Its AllReduce does not, and neither do trainers that begin at the same moment."""
+    turns = {each.name: each.in_turns for each in graph_of("synchronous").operations if each.to}
+    assert turns == {
+        "keys": True, "rows 0": True, "last ring": False, "vote": False, "agreement": False, "row gradients": False,
+    }  # fmt: skip
+    operators = (OperatorFacts(name="deep", aggregation="sum", columns=64),)
+    model = replace(facts().model, operators=operators, upper_parameters=6_000)
+    split, replicated = (
+        BY_NAME["substitution"](trainers=2, dense=dense).step_graph(facts(2, model=model))
+        for dense in ("split", "replicated")
+    )
+    assert operation(split, "sums").in_turns
+    assert operation(split, "gradients of sums").in_turns
+    assert not operation(split, "shared gradients").in_turns
+    assert not operation(replicated, "sums").in_turns
+
+
 def test_rings_of_early_buckets_run_beside_the_backward_pass_and_the_last_one_does_not():
     """Half of the parameters are in the last bucket: its gradients are there at the end, the others after two thirds."""
     halves = replace(facts().model, last_bucket=5_000)

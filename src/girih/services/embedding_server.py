@@ -22,14 +22,12 @@ Shapes: G groups, K keys, S shards, T tables, W columns of a row.
 from __future__ import annotations
 
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +41,7 @@ from girih.comm.service import Meeting, Service, as_float, as_text, attempt, fro
 from girih.errors import Lost, WireError
 from girih.processes.segments import remove_segments
 from girih.publishing.shards import SegmentRows
+from girih.services.queued_lookup import QueuedLookup
 from girih.sparse.groups.local_shards import LocalShards, ShardsSave
 from girih.sparse.groups.shards import FEW_IDS, as_rows, run_parts
 from girih.sparse.protocol import (
@@ -118,7 +117,6 @@ class EmbeddingServer(Service):
         self.recovery_note = self._shards.repair_summary()
         self._queues = ShardQueues(self._shards.shards_each, self._shards.num_threads, self.stats)
         closing.callback(self._queues.close)
-        self._allocating = threading.Lock()
         self._sums = [GradientSums() for _ in self._queues.parts]
         self._reads: dict[tuple[int, int], _Reads] = {}  # by trainer and number
         self._num_updates = 0  # of all trainers
@@ -160,38 +158,10 @@ class EmbeddingServer(Service):
             staleness = number - self._done[trainer].count
             self._last_step = max(self._last_step, step)
             self._reads[trainer, number] = asked, self._num_updates
-
-        values: list[NDArray[np.float32]] = []
-
-        def rows() -> list[NDArray[np.float32]]:
-            """Returns memory for the rows. Requests in queues have none yet."""
-            with self._allocating:
-                if not values:
-                    sizes = zip(asked, self._shards.stores, strict=True)
-                    values.extend(
-                        request.buffer(np.float32, len(keys.keys), stores[0].spec.dim)
-                        for keys, stores in sizes
-                    )
-            return values
-
-        def read(shards: range) -> None:
-            for stores, keys, out in zip(self._shards.stores, asked, rows(), strict=True):
-                keys.read(stores, shards, step, out, train=bool(train))
-
-        def done(error: Exception | None) -> None:
-            if error is not None:
-                request.fail(error)
-                return
-            absent = [] if train else [keys.absent() for keys in asked]
-            arrays: tuple[NDArray[Any], ...] = (*rows(), *absent)
-            self.stats.sent("embeddings", sum(array.nbytes for array in arrays))
-            request.reply((staleness,), arrays)
-
-        num_keys = sum(len(keys.keys) for keys in asked)
-        self.stats.counters["served_keys"] += num_keys
-        parts = self._queues.parts
-        awaited = [p for p, shards in enumerate(parts) if any(keys.has_keys_of(shards) for keys in asked)]
-        self._queues.put("lookup", read, done, awaited, at_once=num_keys < FEW_IDS)
+        lookup = QueuedLookup(request, self._shards.stores, asked, step, staleness, bool(train), self.stats)
+        self.stats.counters["served_keys"] += lookup.num_keys
+        awaited = [p for p, shards in enumerate(self._queues.parts) if lookup.concerns(shards)]
+        self._queues.put("lookup", lookup.read, lookup.answer, awaited, at_once=lookup.num_keys < FEW_IDS)
 
     def _asked(self, request: Request) -> list[SortedKeys]:
         """Returns the keys of all groups after checking the request, before any rows are created."""

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from girih.planner.simulator.engine import Capacity, Engine, Executor
 from girih.planner.simulator.hosts import HostGroup, Hosts
-from girih.planner.steps.graph import LOADER, PARAMETER_SERVER, SPREAD, TRAINER, Operation, StepGraph
+from girih.planner.steps.graph import LOADER, PARAMETER_SERVER, SHARDS, SPREAD, TRAINER, Operation, StepGraph
 
 MOST = 8
+MOST_SHARD_THREADS = 8
+"""A server has a thread for each core of its host, and at most this number, unless ``store.shards`` is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,18 @@ class Process:
     into: Capacity
     executors: dict[str, Executor] = field(default_factory=dict)
 
+    @property
+    def role(self) -> str:
+        """Its role, without its number."""
+        return self.title.rpartition(" ")[0]
+
+    def threads(self, executor: str) -> list[str]:
+        """Returns the names of the threads that each do a part of an operation of an executor."""
+        if executor != SHARDS:
+            return [executor]
+        count = max(1, min(MOST_SHARD_THREADS, int(self.host.group.cores)))
+        return [f"{SHARDS} {number}" for number in range(count)]
+
     def executor(self, engine: Engine, name: str) -> Executor:
         """Returns a thread by its name."""
         if name not in self.executors:
@@ -66,8 +80,9 @@ class Cluster:
         self.trainers = min(total, MOST)
         self.stands_for = factor = total / self.trainers
         self.groups = max(1, min(graph.groups, round(graph.groups / factor)))
-        grouped = {each.role for each in graph.operations if each.member is not None} - {TRAINER}
-        grouped |= {each.to for each in graph.operations if each.member is not None and each.to} - {TRAINER}
+        grouped = {each.role for each in graph.operations if each.member is not None}
+        grouped |= {each.to for each in graph.operations if each.member is not None and each.to}
+        grouped -= {TRAINER, *SPREAD}
         counts = {
             role: self.groups * (count // graph.groups)
             if role in grouped
@@ -101,7 +116,7 @@ class Cluster:
         processes = self.processes[role]
         if role == TRAINER:
             return [processes[lane]]
-        if operation.member is not None:
+        if operation.member is not None and role not in SPREAD:
             members = len(processes) // self.groups
             group = lane * self.groups // self.trainers
             return [processes[group * members + operation.member % members]]

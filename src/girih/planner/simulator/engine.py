@@ -116,11 +116,14 @@ class Engine:
         else:
             heapq.heappush(self._events, (self.now_s + delay_s, next(self._numbers), None, 0, then))
 
-    def start(self, work: float, capacities: tuple[Capacity, ...], most: float, done: Done) -> None:
+    def start(
+        self, work: float, capacities: tuple[Capacity, ...], most: float, done: Done, turns: float = 1.0
+    ) -> None:
         """Begins an activity. ``done`` is called when its work is finished.
 
         Args:
             work: an amount in the unit of the capacities. most: the highest rate of this activity.
+            turns: number of such activities that use the capacities in turns, each with its own tokens.
         """
         for each in capacities:
             each.tick(self.now_s)
@@ -129,6 +132,7 @@ class Engine:
             for each in capacities:
                 each.tokens -= min(work, free, each.tokens)
             work -= min(work, free)
+        work *= turns
         if work <= EPSILON:
             done()
             return

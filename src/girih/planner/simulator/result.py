@@ -25,8 +25,9 @@ class Simulated:
 
     Attributes:
         samples_per_s: training examples per second over all trainers. The others are quantiles: p5, p10, p90, p95.
-        staleness_p50, staleness_p99: quantiles over batches.
+        staleness_mean, staleness_p50, staleness_p99, staleness_max: over batches.
         bottleneck: the resource that decides the speed.
+        core_s: role → core-seconds of its processes, in a step of all trainers.
         utilization: resource → the fraction of its capacity, or of the time, in use.
         queues: resource → mean number of activities, or of waiting requests.
         extrapolated: the reasons why this is beyond validated runs. Empty if it is not.
@@ -38,9 +39,12 @@ class Simulated:
     samples_per_s_p10: float
     samples_per_s_p90: float
     samples_per_s_p95: float
+    staleness_mean: float
     staleness_p50: int
     staleness_p99: int
+    staleness_max: int
     bottleneck: str
+    core_s: Mapping[str, float]
     utilization: Mapping[str, float]
     queues: Mapping[str, float]
     extrapolated: tuple[str, ...] = ()
@@ -97,8 +101,11 @@ def simulate(
         samples_per_s_p10=quantile(speeds, 0.1),
         samples_per_s_p90=quantile(speeds, 0.9),
         samples_per_s_p95=quantile(speeds, 0.95),
+        staleness_mean=sum(staleness) / len(staleness),
         staleness_p50=staleness[len(staleness) // 2],
         staleness_p99=staleness[math.ceil(0.99 * len(staleness)) - 1],
+        staleness_max=staleness[-1],
+        core_s=_core_s(graph, middle),
         bottleneck=busiest if utilization[busiest] >= BUSY else PATH,
         utilization=utilization,
         queues=queues,
@@ -128,6 +135,11 @@ def _samples_per_s(graph: StepGraph, run: Run) -> float:
         if len(ended) > 1:
             speed += (len(ended) - 1 - begin) / (ended[-1] - ended[begin])
     return graph.examples / run.cluster.trainers * speed
+
+
+def _core_s(graph: StepGraph, run: Run) -> dict[str, float]:
+    steps = len(run.log.ended) / graph.trainers
+    return {role: seconds / steps for role, seconds in run.log.core_s.items()}
 
 
 def _use(run: Run) -> tuple[dict[str, float], dict[str, float]]:

@@ -39,11 +39,13 @@ class Log:
         ended: times at which steps of trainers ended, in order, with the trainer.
         staleness: of each read: the number of the trainer's earlier steps whose gradients were not applied.
         spans: operations, if asked for.
+        core_s: role → core-seconds of its simulated processes.
     """
 
     ended: list[tuple[float, int]] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     spans: list[Span] | None = None
+    core_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -234,21 +236,31 @@ class Run:
         else:
             pairs = [(source, source) for source in sources]
         shares = self.shares[operation.to if len(sources) == 1 and operation.to else operation.role]
-        many, joined = len(pairs), _joined(len(pairs), done)
+        many = len(pairs)
+        threads = [source.threads(operation.executor) for source, _ in pairs]
+        joined = _joined(sum(map(len, threads)), done)
         for number, (source, target) in enumerate(pairs):
-            share = (shares[number] if many > 1 else 1.0) / many
-            self._at(operation, source, target, share, factor, joined)
+            share = (shares[number] if many > 1 else 1.0) / many / len(threads[number])
+            for thread in threads[number]:
+                self._at(operation, source, target, share, factor, joined, thread)
 
     def _next(self, operation: Operation, lane: int) -> int:
         """Returns the trainer that receives: the next one, if trainers send to each other."""
         return (lane + 1) % self.cluster.trainers if operation.to == operation.role else lane
 
     def _at(
-        self, operation: Operation, source: Process, target: Process, share: float, factor: float, done: Done
+        self,
+        operation: Operation,
+        source: Process,
+        target: Process,
+        share: float,
+        factor: float,
+        done: Done,
+        thread: str,
     ) -> None:
-        """Performs a part of an operation at one process, or between two."""
+        """Performs a part of an operation at one process, or between two. The thread ``thread`` does it, if it has a name."""
         engine, start_s = self.engine, self.engine.now_s
-        executor = source.executor(engine, operation.executor) if operation.executor else None
+        executor = source.executor(engine, thread) if thread else None
 
         def ended() -> None:
             if executor is not None:
@@ -264,10 +276,8 @@ class Run:
                 self._send(operation, source, target, share, factor, ended)
             else:
                 work = operation.core_s * share * source.load * factor
-                engine.after(
-                    operation.delay_s * factor,
-                    lambda: engine.start(work, (source.host.cores,), operation.threads, ended),
-                )
+                delay_s = operation.delay_s * factor
+                engine.after(delay_s, lambda: self._compute(source, work, operation.threads, ended))
 
         if executor is None:
             begin()
@@ -297,9 +307,14 @@ class Run:
                 min(each.rate for each in links) * operation.packet_s < PACKET_BYTES
             ):  # it waits for each packet
                 received_s += factor * operation.packet_s * size / PACKET_BYTES
-            engine.after(delay_s, lambda: engine.start(size, links, operation.bytes_per_s, arrived))
-        engine.start(core_s * CORE_END * source.load, (source.host.cores,), 1.0, arrived)
-        engine.start(received_s, (target.host.cores,), 1.0, arrived)
+            turns = 2.0 if operation.in_turns else 1.0
+            engine.after(delay_s, lambda: engine.start(size, links, operation.bytes_per_s, arrived, turns))
+        self._compute(source, core_s * CORE_END * source.load, 1.0, arrived)
+        self._compute(target, received_s, 1.0, arrived)
+
+    def _compute(self, process: Process, core_s: float, threads: float, done: Done) -> None:
+        self.log.core_s[process.role] = self.log.core_s.get(process.role, 0.0) + core_s
+        self.engine.start(core_s, (process.host.cores,), threads, done)
 
 
 def _joined(count: int, done: Done) -> Callable[[], None]:

@@ -19,6 +19,8 @@ PARAMETER_SERVER = "parameter-server"
 """The dense server of ``asynchronous``: a thread of the first trainer."""
 SPREAD = frozenset({SERVER, DENSE_SERVER})
 """Roles whose processes all do an equal part of an operation."""
+SHARDS = "shard"
+"""The executor of work that the threads of a server's shards do, each an equal part (decision 91)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Operation:
         delay_s: seconds that pass on no resource, such as latency.
         packet_s: core-seconds of a receiver that waits for each packet, because its link is slower than it reads.
         hops: number of messages one after the other, for the delay between hosts.
+        in_turns: True if two processes send to each other in turns. gloo's AllToAll does: a process that comes later sends at
+            once, and its answer that it is ready to receive comes after its message, on the same connection.
         together: True if it starts when all trainers are ready, and ends when all have ended.
         executor: the thread of its process that does it, one operation at a time. Empty: any thread.
         takes, frees: the thread that this operation begins to hold, or that is free at its end.
@@ -62,6 +66,7 @@ class Operation:
     delay_s: float = 0.0
     packet_s: float = 0.0
     hops: float = 1.0
+    in_turns: bool = False
     after: tuple[str, ...] = ()
     together: bool = False
     executor: str = ""
@@ -83,6 +88,7 @@ class OperationOptions(TypedDict, total=False):
     threads: float
     delay_s: float
     packet_s: float
+    in_turns: bool
     together: bool
     executor: str
     takes: str

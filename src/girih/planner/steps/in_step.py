@@ -84,7 +84,8 @@ class GraphBuilder:
         **more: Unpack[OperationOptions],
     ) -> str:
         """Adds a collective of all trainers, in which each sends ``sent_bytes`` in a number of messages, in turn."""
-        found, more = self.basis.calibration.links[link], {"together": True, **more}
+        found = self.basis.calibration.links[link]
+        more = {"together": True, "in_turns": link != ALL_REDUCE, **more}
         return self.send(
             name, WIRE, (TRAINER, TRAINER), found, sent_bytes, after, messages=hops, hops=hops, **more
         )
@@ -181,7 +182,8 @@ def synchronous(basis: Basis, sent: Traffic) -> StepGraph:
         looked_up = builder.lookup(f"lookup {number}", 1 / num_sets, (looked_up,), begins=begins)
         came = exchange(f"rows {number}", parts, size, (looked_up, came), kind="embeddings")
     agreed = builder.vote("agreement", (builder.reduced_pass((came,), sent.dense),))
-    pushed = exchange("row gradients", num_sets, sent.gradients, (agreed,), kind="gradients")
+    # trainers that have just agreed begin at the same moment, so both directions are used
+    pushed = exchange("row gradients", num_sets, sent.gradients, (agreed,), kind="gradients", in_turns=False)
     return builder.finish((pushed,))
 
 

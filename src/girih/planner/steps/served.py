@@ -1,7 +1,8 @@
 """Graphs of steps with rows in embedding servers: ``hybrid``, ``asynchronous``, ``hierarchical`` (Persia §4.1).
 
 Loaders read ahead and send ids to workers, which find the keys. A trainer asks a worker for the rows of a batch, and the
-worker asks all servers. Gradients go the opposite way. Each worker and each server does one thing at a time.
+worker asks all servers. Gradients go the opposite way. Each worker does one thing at a time. A server takes one request at a
+time, and each thread of its shards does its parts of requests in this order.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from girih.planner.steps.graph import (
     LOADER,
     PARAMETER_SERVER,
     SERVER,
+    SHARDS,
     TRAINER,
     WORKER,
     OperationOptions,
@@ -206,7 +208,7 @@ class _Served(GraphBuilder):
     def at(
         self, name: str, term: str, role: str, core_s: float, after: str, **more: Unpack[OperationOptions]
     ) -> str:
-        """Adds work of a worker or a server, which do one thing at a time."""
+        """Adds work of a worker, or of the thread of a server that takes requests."""
         options: OperationOptions = {"executor": "requests", **more}
         return self.work(name, term, role, core_s, (after,), **options)
 
@@ -225,7 +227,8 @@ class _Served(GraphBuilder):
         asked = self.message("pull", to_worker, 0.0, (found, came), begins=True, executor=self.main)
         keys = self.message("keys", to_server, self._keys, (asked,), servers, kind="ids")
         began = self.at("overhead of a server", OVERHEAD, SERVER, overhead_s, keys)
-        read = self.at("lookup", LOOKUP, SERVER, (1 - AT_WORKER) * self._lookup_s, began, reads=True)
+        lookup_s = (1 - AT_WORKER) * self._lookup_s
+        read = self.at("lookup", LOOKUP, SERVER, lookup_s, began, executor=SHARDS, reads=True)
         rows = self.message("rows", (SERVER, WORKER), self._rows, (read,), servers, kind="embeddings")
         began = self.at("overhead of a worker", OVERHEAD, WORKER, overhead_s, rows)
         pooled = self.at("pool", LOOKUP, WORKER, find_s, began)
@@ -251,7 +254,9 @@ class _Served(GraphBuilder):
             "row gradients", (WORKER, SERVER), self._rows, (scattered,), servers, kind="gradients"
         )
         update_s = (1 - AT_WORKER) * self._update_s
-        applied = self.at("update", UPDATE, SERVER, update_s, sent, together=self.in_step, applies=True)
+        applied = self.at(
+            "update", UPDATE, SERVER, update_s, sent, executor=SHARDS, together=self.in_step, applies=True
+        )
         told = self.message("applied", (SERVER, WORKER), 0.0, (applied,), servers)
         self.message("pushed", (WORKER, TRAINER), 0.0, (told, step))
 
