@@ -121,6 +121,7 @@ claims: setup
 	$(BIN)/girih bench hierarchical_quality
 	$(BIN)/girih bench hierarchical_speed --calibration docs/results/prediction/calibration.json
 	$(BIN)/girih bench hierarchical_scale --calibration docs/results/prediction/calibration.json
+	$(BIN)/girih bench paper_sizes --json docs/results/paper-sizes.json
 
 # Without the tools that tests need, where these are not there yet.
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(GIRIH))
