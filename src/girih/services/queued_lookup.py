@@ -24,7 +24,7 @@ class QueuedLookup:
         stores: the shards of the process, by group.
         asked: the keys of the request, by group.
         step: the step of the batch.
-        staleness: goes back to the sender.
+        staleness: the batches of the trainer without an update yet, which the answer tells.
         train: True creates missing rows; False marks them as absent.
     """
 

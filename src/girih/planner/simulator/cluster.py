@@ -16,7 +16,7 @@ from girih.planner.steps.graph import LOADER, PARAMETER_SERVER, SHARDS, SPREAD, 
 
 MOST = 8
 MOST_SHARD_THREADS = 8
-"""A server has a thread for each core of its host, and at most this number, unless ``store.shards`` is smaller."""
+"""A server has a thread for each core of its host, and at most this number. The simulator does not know ``store.shards``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,7 @@ class Run:
         done: Done,
         thread: str,
     ) -> None:
-        """Performs a part of an operation at one process, or between two. The thread ``thread`` does it, if it has a name."""
+        """Performs a part of an operation at one process, or between two. An empty ``thread`` is any thread."""
         engine, start_s = self.engine, self.engine.now_s
         executor = source.executor(engine, thread) if thread else None
 

@@ -284,7 +284,7 @@ class RayLauncher(Launcher):
             )
         if not self._is_placed(PLACED_S):
             raise RoleError(
-                f"{title(name, index)} cannot be started: its node is gone, and no other node had room within {PLACED_S:.0f} s"
+                f"{title(name, index)} cannot be started: a node of the run is gone, and no other had room within {PLACED_S:.0f} s"
             )
         hosts, own = self.hosts, self._resources[name]
         host = hosts[name, index]
