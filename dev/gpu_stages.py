@@ -48,7 +48,7 @@ CODE = ("src", "tests", "benchmarks", "dev", "pyproject.toml", "Makefile")
 RECORD_KEYS = {"stage", "status", "code", "device", "versions"}
 """Keys of a record in stages.json that a later run reads."""
 MODULES = (
-    "torch", "triton", "numba", "numpy", "pyarrow", "safetensors", "fsspec", "rich", "click", "jinja2",
+    "torch", "triton", "numba", "numpy", "pyarrow", "safetensors", "fsspec", "rich", "click", "jinja2", "tomli_w",
     "pytest", "xdist", "pytest_timeout", "hypothesis",
 )  # fmt: skip
 """Modules that GPU_PYTHON needs."""

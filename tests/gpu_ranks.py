@@ -19,6 +19,15 @@ class ThroughHost(TrainerGroup):
         end = super().begin_exchange(sent.cpu(), sent_sizes, received_sizes)
         return lambda: end().to(sent.device)
 
+    def all_reduce(self, tensor, *, async_op=False):
+        """See :class:`TrainerGroup`."""
+        if tensor.device.type == "cpu":
+            return super().all_reduce(tensor, async_op=async_op)
+        on_host = tensor.cpu()
+        super().all_reduce(on_host)
+        tensor.copy_(on_host)
+        return None
+
 
 def share_a_gpu(size):
     """Whether there are GPUs, and fewer than trainers."""

@@ -78,8 +78,8 @@ def test_few_points_are_predicted_again_from_where_a_run_ended(papers, tmp_path)
     for table in whole["tables"]:
         for row in table["rows"]:
             assert 0 < row["5 %"] <= row["samples/s"] <= row["95 %"]
-            assert row["extrapolated"]
-            assert row["because"]
+            assert row["extrapolated"] == bool(row["because"])
+            assert row["extrapolated"] or row["x"] == 1
     cut = json.loads(file.read_text())
     cut["tables"][1]["rows"] = cut["tables"][1]["rows"][:1]
     file.write_text(json.dumps(cut))

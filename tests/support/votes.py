@@ -31,6 +31,13 @@ def ranks_of(pulled: Pulled) -> TrainerGroup | None:
     return ranks if ranks is not None and ranks.size > 1 else None
 
 
+def deferred_vote(device: torch.device, *, refuses: bool = False, ranks: TrainerGroup | None = None) -> Vote:
+    """The vote of a dense half on this device, which the host learns one step later."""
+    refused = torch.tensor(refuses, device=device)
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    return Vote(refused, loss, deferred=True, ranks=ranks)
+
+
 def rows_error(vote: Vote) -> NonFiniteError | None:
     """Why the rows refuse a step that was pushed, read as a dense half does."""
     numbers = vote.reported.tolist()

@@ -104,7 +104,6 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "radam": torch.optim.RAdam,
 }
 
-_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 FUSED = ("sgd", "adagrad", "adam", "adamw")  # for these, torch has one fused kernel for the whole step
 GRAPH_ONLY = ("capturable", "differentiable")
 
@@ -154,8 +153,8 @@ def _fused(
     By default, torch loops over the parameters on CPUs, and launches one operator after the other on any device.
     """
     parameters = list(parameters)
-    # Older versions of torch have no fused Adagrad for GPUs.
-    on_gpu = cls is not torch.optim.Adagrad or _has_kernel("aten::_fused_adagrad_", "CUDA")
+    # torch 2.11 has a fused Adagrad for GPUs, and refuses to use it. Older versions have none.
+    on_gpu = cls is not torch.optim.Adagrad or torch.__version__ >= "2.13"
     devices = ("cpu", "cuda") if on_gpu else ("cpu",)
     if all(p.device.type in devices and p.dtype == torch.float32 for p in parameters):
         return cls(parameters, **options, fused=True)

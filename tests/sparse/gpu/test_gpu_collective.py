@@ -14,7 +14,6 @@ import girih
 from companions import together
 from girih.checkpoint.parts import PartReader
 from girih.comm.group import TrainerGroup
-from girih.comm.group.trainers import Vote
 from girih.data.batch import Batch, Share
 from girih.errors import NonFiniteError
 from girih.kernels.gpu import jit
@@ -35,7 +34,7 @@ from gpu_ranks import gpu_of, kind_of
 from support import cases
 from support.sparse_suite import SparseHalfSuite
 from support.store_verbs import by_key
-from support.votes import push
+from support.votes import deferred_vote, push
 
 GPU = StoreOptions(tiers=("gpu",))
 
@@ -273,7 +272,7 @@ def late_or_not(ranks):
         halves.append((half, stats))
 
     def push_late(pulled, step):
-        told.append(Vote(deferred=True, ranks=ranks))
+        told.append(deferred_vote(jit.device(), ranks=ranks))
         pulled.push(step, 0.7, told[-1])
 
     (plain, plain_stats), (late, stats) = halves
@@ -293,8 +292,7 @@ def late_or_not(ranks):
     refusals = []
 
     def push_refused(pulled, step):
-        refuses = torch.tensor(step == 4 and ranks.rank == 1)
-        vote = Vote(refuses, deferred=True, ranks=ranks)
+        vote = deferred_vote(jit.device(), refuses=step == 4 and ranks.rank == 1, ranks=ranks)
         pulled.push(step, 0.7, vote)
         assert vote.refused.item()
         refusals.append(str(vote.error_from(vote.reported.tolist())))

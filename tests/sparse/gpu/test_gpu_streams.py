@@ -13,7 +13,6 @@ import torch
 from test_gpu_group import batch_of, groups_of, some_batch
 
 import girih
-from girih.comm.group.trainers import Vote
 from girih.kernels.gpu import jit
 from girih.sparse.groups.gpu_bags import SideStream
 from girih.sparse.groups.gpu_group import GpuGroup
@@ -24,6 +23,7 @@ from girih.store.gpu.options import Gpu
 from girih.tables import MinCount
 from support import cases
 from support.store_verbs import by_key
+from support.votes import deferred_vote
 
 NUM_EXAMPLES, NUM_IDS, LARGEST = (24, 30, 14) if jit.INTERPRETED else (8192, 5000, 26)
 STEPS = 4
@@ -103,7 +103,7 @@ def trained(tiers, *, ahead):
         outputs += [part.values.detach().clone() for part in parts]
         loss = sum(weighted_squares(part.values) for part in parts)
         loss.backward()
-        pulled.push(step, 0.3, Vote(deferred=True))
+        pulled.push(step, 0.3, deferred_vote(jit.device()))
         del pulled, embeddings, parts, loss
         overwrite()
     rows = by_key(*(store for _, store in half.stores()))

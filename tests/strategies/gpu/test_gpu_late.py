@@ -199,9 +199,10 @@ def test_the_profiler_sees_no_wait_in_a_step(log_directory, tmp_path, strategy):
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
     found = waits_in(trace)
-    # for what came of the step before the one just launched; and beside the steps, for the number of a later batch's keys
+    # for what came of the step before the one just launched; and beside the steps, for the number of a later batch's keys.
+    # One step reads what came of two steps if the step before read none, so the first mark may leave one more.
     assert found.keys() <= {"cudaEventSynchronize"}
-    assert found["cudaEventSynchronize"] <= (30 - 12) * (1 if strategy == "local" else 2)
+    assert found["cudaEventSynchronize"] <= (30 - 12) * (1 if strategy == "local" else 2) + 1
 
 
 def test_a_record_has_the_counters_of_its_step(log_directory, tmp_path):
