@@ -9,6 +9,7 @@
 Parts:
 
     sparse   a step of 1,048,580 keys of 10 tables with D = 128, then of 26 features × 65,536 examples with D = 64 and 128
+    kernels  device time of each kernel of such a step, by torch's profiler
     keys     deduplication alone, and the search of keys in an index that is half full
     models   whole models and their dense halves alone, plain and compiled by torch (``train.compile``)
     tiers    steps with a tenth of the rows in GPU memory
@@ -39,6 +40,7 @@ from typing import Any
 import gpu_goals
 import gpu_models
 import gpu_peers
+import gpu_profile
 import harness
 import numpy as np
 import torch
@@ -46,6 +48,7 @@ from gpu_timing import distinct, timed, wait_for_device, zipf
 
 import girih
 from girih.data import Batch
+from girih.data.batch import single_bags
 from girih.errors import ConfigError
 from girih.kernels.gpu import jit
 from girih.kernels.gpu.dedup import unique
@@ -100,8 +103,8 @@ class Girih:
         self.gradient = torch.randn(examples * features, dim, device=jit.device())
 
     def batch(self, ids: Any) -> Batch:
-        """int64[F · B], one id per bag."""
-        offsets = np.arange(len(ids) + 1, dtype=np.int32)
+        """int64[F · B], one id per bag, with the offsets that readers share."""
+        offsets = single_bags(len(ids))
         nothing = np.empty((self.examples, 0), np.float32)
         return Batch(
             ids=ids, offsets=offsets, numeric=nothing, labels=np.zeros((self.examples, 1), np.float32)
@@ -301,6 +304,30 @@ def bytes_on_paper(n: int, unique: int, dim: int, optimizer: str) -> tuple[int, 
     return keys, forward, backward
 
 
+def kernels(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
+    """Device time of each kernel of a step."""
+    if jit.INTERPRETED:
+        report.skip("kernels", "interpreted kernels have no device time")
+        return
+    table = report.table(
+        "kernels of a step",
+        {"keys": "{}", "D": "{}", "optimizer": "{}", "kernel": "{}"}
+        | {"launches": "{:.1f}", "µs": "{:.1f}", "share": "{:.1%}"},
+    )
+    case = QUICK[0] if arguments.quick else MILLION
+    for optimizer in OPTIMIZERS:
+        arm = {"keys": case.title, "D": case.dims[0], "optimizer": optimizer}
+        if table.has(arm | {"kernel": gpu_profile.ALL}):
+            continue
+        side = Girih(case.features, case.examples, case.rows, case.dims[0], optimizer)
+        batches = [side.batch(drawn) for drawn in case.ids(4)]
+        for batch in batches:
+            side.step_at_once(batch)
+        for row in gpu_profile.kernel_times(lambda number: side.step_at_once(batches[number % 4]), 12):  # noqa: B023
+            table.row(arm | row)
+        side.store.close()
+
+
 def tiers(report: harness.Report, arguments: argparse.Namespace, copies: float) -> None:
     """Steps with a tenth of the rows hot."""
     columns = {
@@ -443,6 +470,7 @@ def find(size: int, rounds: int) -> tuple[int, int, float]:
 
 PARTS: dict[str, Callable[[harness.Report, argparse.Namespace, float], None]] = {
     "sparse": sparse_half,
+    "kernels": kernels,
     "keys": keys_alone,
     "models": whole_models,
     "tiers": tiers,

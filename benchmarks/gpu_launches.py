@@ -13,7 +13,7 @@ CAPABILITY = 90
 ON_KEYS = {
     "_claim": 256, "_find_first": 1024, "_number": 256, "_describe_terms": 256, "read_known": 256, "ask_admission": 256,
     "add_sightings": 256, "count_read": 1024, "count_moved": 1024, "_number_rows": 1024, "make_rows": 256, "rows_to_move": 256,
-    "_find_largest": 4096,
+    "_find_largest": 4096, "write_initial": 256,
 }  # fmt: skip
 """Kernels of a step that work on ids, keys or numbers one by one, and the items of a program on a GPU."""
 _LARGE = 1 << 40
@@ -26,9 +26,11 @@ def recording(note: Callable[[dict[str, Any]], None]) -> Iterator[None]:
 
     launch = jit.launch
 
-    def noted(kernel: Any, num_items: int, block: int, *arguments: Any, **options: Any) -> None:
+    def noted(
+        kernel: Any, num_items: int, block: int, *arguments: Any, in_turn: bool = False, **options: Any
+    ) -> None:
         note(describe_launch(kernel, block, arguments, options))
-        launch(kernel, num_items, block, *arguments, **options)
+        launch(kernel, num_items, block, *arguments, in_turn=in_turn, **options)
 
     modules = [module for name, module in sys.modules.items() if name.startswith("girih.")]
     modules = [module for module in modules if getattr(module, "launch", None) is launch]
@@ -62,9 +64,9 @@ def describe_launch(
     name = kernel.fn.__name__
     columns = options.get("COLUMNS") or options.get("WORDS")
     rows = max(1, 1024 // columns) if columns else ON_KEYS.get(name, 256)
-    sizes = {"BLOCK": block if block == 1 else rows}
+    sizes = {"BLOCK": 1 if block == 1 else ON_KEYS.get(name, rows)}
     if "AT_ONCE" in options:
-        sizes["AT_ONCE"] = min(256 if name == "_sum_pieces" else 128, rows)
+        sizes["AT_ONCE"] = min(256 if name in ("_sum_pieces", "write_initial") else 128, rows)
     return {
         "module": kernel.fn.__module__,
         "name": name,

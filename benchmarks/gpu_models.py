@@ -13,6 +13,7 @@ from gpu_timing import wait_for_device
 
 import girih
 from girih.data import Batch
+from girih.data.batch import single_bags
 from girih.kernels.gpu import jit
 from girih.sparse.options import StoreOptions
 from girih.telemetry.stats import Spans
@@ -42,7 +43,7 @@ def batches(examples: int, count: int, ids_of: object) -> list[Batch]:
     return [
         Batch(
             ids=ids_of(CATEGORICAL * examples),  # type: ignore[operator]
-            offsets=np.arange(CATEGORICAL * examples + 1, dtype=np.int32),
+            offsets=single_bags(CATEGORICAL * examples),
             numeric=rng.random((examples, NUMERIC), np.float32),
             labels=(rng.random((examples, 1)) < 0.2).astype(np.float32),
         )

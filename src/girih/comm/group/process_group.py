@@ -47,7 +47,7 @@ class AbortableGroup:
         own_ports = [port for port in _listening() if port not in before]
         options._devices = [device]
         options._timeout = PATIENCE
-        self._store = store  # NCCL asks it at its first collective, and torch does not keep a store written in Python
+        self._store = store  # NCCL asks it later, and torch does not keep a store that is written in Python
         self.process_group: Any = ProcessGroup(store, rank, size)
         gloo = ProcessGroupGloo(store, rank, size, options)
         self._register("cpu", ProcessGroup.BackendType.GLOO, gloo)

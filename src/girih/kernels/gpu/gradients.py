@@ -26,7 +26,7 @@ from triton.language import constexpr, tensor
 
 from girih.kernels.gpu.dedup import BagTerms, last_not_above
 from girih.kernels.gpu.jit import INTERPRETED, aligned, block_of, columns_of, kernel, launch, rows_at_once
-from girih.kernels.gpu.layout import FLOAT32, columns_at, items, load, whole_vectors
+from girih.kernels.gpu.layout import FLOAT32, columns_at, load, whole_vectors
 
 LONG = 256
 MOST_PIECES = 16 if INTERPRETED else 256
@@ -180,22 +180,24 @@ def _sum_terms(
     num_columns: tensor, first_column: tensor, nonfinite: tensor, largest: tensor, limit: tensor, dim: tensor, POOLED: constexpr,
     WHOLE: constexpr, ALIGNED: constexpr, DIRECT: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
-    key = items(BLOCK)
-    mask = key < tl.load(num_keys)
-    if DIRECT:
-        mask = mask & (tl.load(largest) > limit)
     column = tl.arange(0, COLUMNS)[None, :]
     dim = whole_vectors(dim, FLOAT32, ALIGNED)
-    gradient = summed(
-        sources, num_features, features, examples, positions, factors, starts, pieces, sums, key, mask, column, dim,
-        POOLED, WHOLE, ALIGNED, COLUMNS, BLOCK,
-    )  # fmt: skip
-    wrong = (gradient != gradient) | (tl.abs(gradient) == float("inf"))
-    found = tl.max(tl.where(tl.max(wrong.to(tl.int32), axis=1) > 0, key, -1))
-    if found >= 0:
-        tl.atomic_max(nonfinite, found, sem="relaxed")
-    place = key[:, None].to(tl.int64) * num_columns + first_column + column
-    tl.store(totals + place, gradient, mask=mask[:, None] & (column < dim))
+    num = tl.load(num_keys)
+    if DIRECT:
+        num = tl.where(tl.load(largest) > limit, num, 0)
+    for tile in range(tl.program_id(0), tl.cdiv(num, BLOCK), tl.num_programs(0)):
+        key = tile * BLOCK + tl.arange(0, BLOCK)
+        mask = key < num
+        gradient = summed(
+            sources, num_features, features, examples, positions, factors, starts, pieces, sums, key, mask, column, dim,
+            POOLED, WHOLE, ALIGNED, COLUMNS, BLOCK,
+        )  # fmt: skip
+        wrong = (gradient != gradient) | (tl.abs(gradient) == float("inf"))
+        found = tl.max(tl.where(tl.max(wrong.to(tl.int32), axis=1) > 0, key, -1))
+        if found >= 0:
+            tl.atomic_max(nonfinite, found, sem="relaxed")
+        place = key[:, None].to(tl.int64) * num_columns + first_column + column
+        tl.store(totals + place, gradient, mask=mask[:, None] & (column < dim))
 
 
 @kernel
@@ -270,4 +272,5 @@ def sum_terms(
         _sum_terms, len(terms.starts) - 1, rows_at_once(columns), *described_terms(sources, terms), pieces.starts, sums,
         num_keys, totals, totals.shape[1], first_column, nonfinite, nonfinite if largest is None else largest, limit, dim,
         POOLED=sources.pooled, WHOLE=sources.whole, ALIGNED=sources.aligned and aligned(4 * dim), DIRECT=largest is not None, COLUMNS=columns,
+        in_turn=True,
     )  # fmt: skip

@@ -35,6 +35,13 @@ each other.
 EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 """Compiler options. Multiplication and addition round separately, and subnormal numbers are kept, as in CPU kernels."""
 
+MOST_PROGRAMS = 3 if INTERPRETED else 1 << 13
+"""Programs of a launch over the keys of a batch, which take tiles of keys in turn.
+
+Only the GPU knows the number of keys, which may be a third of the ids. So a launch with one program for each possible tile
+has mostly programs without a key, and each takes its time.
+"""
+
 kernel: Any = triton.jit(do_not_specialize=VARYING)
 """The decorator of kernels that :func:`launch` runs."""
 
@@ -85,14 +92,21 @@ def chosen(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-def launch(kernel: Any, num_items: int, block: int, *arguments: Any, **options: Any) -> None:
+def launch(
+    kernel: Any, num_items: int, block: int, *arguments: Any, in_turn: object = False, **options: Any
+) -> None:
     """Runs a kernel on ``num_items`` items, with ``block`` items per program. The kernel gets ``block`` as ``BLOCK``.
 
     The kernel runs on the device of its tensors. The first argument must be a tensor.
+
+    Args:
+        in_turn: launches at most ``MOST_PROGRAMS`` programs, which take tiles in turn.
     """
     if num_items > 0:
+        programs = triton.cdiv(num_items, block)
         with chosen(arguments[0].device), _ONE_AT_A_TIME:
-            kernel[(triton.cdiv(num_items, block),)](*arguments, BLOCK=block, **_EXACT, **options)
+            grid = (min(programs, MOST_PROGRAMS) if in_turn else programs,)
+            kernel[grid](*arguments, BLOCK=block, **_EXACT, **options)
 
 
 def block_of(compiled: int, num_items: int) -> int:

@@ -207,12 +207,13 @@ def write_initial(
     addresses: tensor, seeds: tensor, kinds: tensor, initializer_options: tensor, hyper: tensor, segment: tensor,
     num_segments: tensor, first_column: tensor, dim: tensor, state_start: tensor, row_bytes: tensor,
     OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr, CHUNK_BITS: constexpr,
-    STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
+    STRIDE: constexpr, COLUMNS: constexpr, AT_ONCE: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Writes the initial values of one segment.
 
     For new rows, the values and the optimizer state are written to the records. For keys without a row, the values are
-    written to ``scratch``.
+    written to ``scratch``. Most keys are known and need only their address, so a program has many keys. It writes initial
+    values in tiles of ``AT_ONCE`` keys.
 
     Args:
         takes: int32[U], 1 for keys whose row is new.
@@ -222,21 +223,48 @@ def write_initial(
         seeds, kinds, initializer_options: int64[T, S], int64[T, S], float64[T, S, 2].
         hyper: float64[S, 8], for the initial optimizer state.
     """
-    i = items(BLOCK)
-    column = tl.arange(0, COLUMNS)[None, :]
+    i, num, column = items(BLOCK), tl.load(num_keys), tl.arange(0, COLUMNS)[None, :]
     dim = whole_vectors(dim, DTYPE, ALIGNED)
-    mask = i < tl.load(num_keys)
+    _own, address, _new, unwritten = _places(
+        i, num, chunks, rows, takes, scratch, row_bytes, CHUNK_BITS, STRIDE
+    )
+    if segment == 0:
+        tl.store(addresses + i, address, mask=i < num)
+    if tl.sum(unwritten.to(tl.int32)) > 0:
+        for first in range(tl.program_id(0) * BLOCK, tl.program_id(0) * BLOCK + BLOCK, AT_ONCE):
+            key = first + tl.arange(0, AT_ONCE)
+            own, start, new, wanted = _places(
+                key, num, chunks, rows, takes, scratch, row_bytes, CHUNK_BITS, STRIDE
+            )
+            _write_tile(
+                own, start, new, wanted, key, keys, tables, seeds, kinds, initializer_options, hyper, segment, num_segments,
+                first_column, column, dim, state_start, OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED,
+            )  # fmt: skip
+
+
+@triton.jit
+def _places(
+    i: tensor, num: tensor, chunks: tensor, rows: tensor, takes: tensor, scratch: tensor, row_bytes: tensor, CHUNK_BITS: constexpr,
+    STRIDE: constexpr,
+) -> Any:  # fmt: skip
+    """Returns the columns' address in each key's record, the address that is read, and whether a row is new, and unwritten."""
+    mask = i < num
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     new = mask & (load(takes + i, mask) != 0)
     known = mask & (row >= 0)
-    missing = mask & (row < 0)
     own = record(chunks, row, known, CHUNK_BITS, STRIDE) + 4 * VALUES
-    SIZE: constexpr = 4 if DTYPE == FLOAT32 else 2
     elsewhere = tl.zeros_like(own) + scratch + i.to(tl.int64) * row_bytes
-    start = tl.where(known, own, elsewhere)
-    if segment == 0:
-        tl.store(addresses + i, start, mask=mask)
-    wanted = new | missing
+    return own, tl.where(known, own, elsewhere), new, new | (mask & (row < 0))
+
+
+@triton.jit
+def _write_tile(
+    own: tensor, start: tensor, new: tensor, wanted: tensor, i: tensor, keys: tensor, tables: tensor, seeds: tensor,
+    kinds: tensor, initializer_options: tensor, hyper: tensor, segment: tensor, num_segments: tensor, first_column: tensor,
+    column: tensor, dim: tensor, state_start: tensor, OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr,
+) -> None:  # fmt: skip
+    """Writes the initial values of keys in one tile; see :func:`write_initial`."""
+    SIZE: constexpr = 4 if DTYPE == FLOAT32 else 2
     if tl.sum(wanted.to(tl.int32)) > 0:
         table = load(tables + i, wanted)
         key_id = load(keys + i, wanted)

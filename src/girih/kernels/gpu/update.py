@@ -65,11 +65,11 @@ def rows_to_move(
 
 
 @triton.jit
-def _tile(rows: tensor, num_keys: tensor, BLOCK: constexpr, COLUMNS: constexpr) -> Any:
-    """Returns the keys of a program, their rows, whether each row exists, and the columns of a segment, int32[1, C]."""
-    i = items(BLOCK)
-    row = tl.load(rows + i, mask=i < tl.load(num_keys), other=NO_ROW)
-    return i, row, row >= 0, tl.arange(0, COLUMNS)[None, :]
+def _tile(tile: tensor, rows: tensor, num_keys: tensor, BLOCK: constexpr) -> Any:
+    """Returns the keys of a tile, their rows, and whether each row exists."""
+    i = tile * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + i, mask=i < num_keys, other=NO_ROW)
+    return i, row, row >= 0
 
 
 @kernel
@@ -87,14 +87,16 @@ def move_rows(
         gradients: float32[U, W]. W is ``num_columns``.
         first_column, dim, state_start: the segment's first column, its number of columns, the first word of its state.
     """
-    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
+    column, num = tl.arange(0, COLUMNS)[None, :], tl.load(num_keys)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
-    place = i[:, None].to(tl.int64) * num_columns + first_column + column
-    gradient = load(gradients + place, mask[:, None] & (column < dim))
-    _move(
-        chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
-        OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED, CHUNK_BITS, STRIDE,
-    )  # fmt: skip
+    for tile in range(tl.program_id(0), tl.cdiv(num, BLOCK), tl.num_programs(0)):
+        i, row, mask = _tile(tile, rows, num, BLOCK)
+        place = i[:, None].to(tl.int64) * num_columns + first_column + column
+        gradient = load(gradients + place, mask[:, None] & (column < dim))
+        _move(
+            chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
+            OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED, CHUNK_BITS, STRIDE,
+        )  # fmt: skip
 
 
 @kernel
@@ -110,20 +112,22 @@ def sum_and_move_rows(
 
     See :class:`girih.kernels.gpu.gradients.FusedInputs`.
     """
-    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
+    column, num = tl.arange(0, COLUMNS)[None, :], tl.load(num_keys)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
-    here = mask & (tl.load(largest) <= limit)
-    gradient = summed(
-        sources, num_features, features, examples, positions, factors, starts, pieces, sums, i, here, column, dim, POOLED,
-        WHOLE, ALIGNED, COLUMNS, BLOCK,
-    )  # fmt: skip
-    place = i[:, None].to(tl.int64) * num_columns + first_column + column
-    written = (mask & (here == 0))[:, None] & (column < dim)
-    gradient += load(gradients + place, written)
-    _move(
-        chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
-        OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED, CHUNK_BITS, STRIDE,
-    )  # fmt: skip
+    for tile in range(tl.program_id(0), tl.cdiv(num, BLOCK), tl.num_programs(0)):
+        i, row, mask = _tile(tile, rows, num, BLOCK)
+        here = mask & (tl.load(largest) <= limit)
+        gradient = summed(
+            sources, num_features, features, examples, positions, factors, starts, pieces, sums, i, here, column, dim, POOLED,
+            WHOLE, ALIGNED, COLUMNS, BLOCK,
+        )  # fmt: skip
+        place = i[:, None].to(tl.int64) * num_columns + first_column + column
+        written = (mask & (here == 0))[:, None] & (column < dim)
+        gradient += load(gradients + place, written)
+        _move(
+            chunks, row, keys, tables, hyper, seeds, step, first_column, dim, state_start, i, mask, column, gradient,
+            OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED, CHUNK_BITS, STRIDE,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -161,7 +165,8 @@ def assign_rows(
     ALIGNED: constexpr, CHUNK_BITS: constexpr, STRIDE: constexpr, COLUMNS: constexpr, BLOCK: constexpr,
 ) -> None:  # fmt: skip
     """Sets one segment of rows to columns of ``source``, float32[U, W]. FTRL's state is adapted to the new values."""
-    i, row, mask, column = _tile(rows, num_keys, BLOCK, COLUMNS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    i, row, mask = _tile(tl.program_id(0), rows, tl.load(num_keys), BLOCK)
     dim = whole_vectors(dim, DTYPE, ALIGNED)
     inside = mask[:, None] & (column < dim)
     place = i.to(tl.int64)[:, None] * num_columns + first_column + column

@@ -193,13 +193,16 @@ class GpuBags:
     def _copied(self, batch: Batch) -> GpuBatch:
         """Copies the ids of a batch to the GPU. Does not wait for the copy."""
         size, num_features = batch.num_examples, batch.num_features or 1 + int(self.group.features.max())
-        longest = np.zeros(num_features, np.int64)
+        longest, single = np.zeros(num_features, np.int64), batch.has_single_ids
         if size:
-            single = batch.has_single_ids
             longest[:] = 1 if single else np.diff(batch.offsets).reshape(-1, size).max(axis=1)
+        if single:  # a third of the bytes that would be copied
+            offsets = torch.arange(len(batch.offsets), dtype=torch.int32, device=self.device)
+        else:
+            offsets = to_device(batch.offsets, self.device)
         return GpuBatch(
             ids=to_device(batch.ids, self.device),
-            offsets=to_device(batch.offsets, self.device),
+            offsets=offsets,
             weights=None if batch.weights is None else to_device(batch.weights, self.device),
             num_examples=size,
             bounds=batch.offsets[np.arange(num_features + 1) * size].astype(np.int64),

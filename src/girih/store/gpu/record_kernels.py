@@ -133,10 +133,12 @@ class RecordKernels:
         # never 0, even without values: Triton would compile the kernel again for 0, an int32
         addresses, scratch = memory[:n], memory.data_ptr() + 8 * first_value
         for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
+            block = jit.block_of(256, n)
             self._launch(
                 lookup.write_initial, keys, dim, keys.ids, keys.tables, keys.num, rows, takes, scratch, addresses, segments.seeds,
                 segments.kinds, segments.options, self._first_hyper, number, len(segments.described), first, dim, state, row_bytes,
-                OPTIMIZER=optimizer, STATE_WIDTH=width, ALIGNED=segments.aligned(first, dim),
+                block=block, AT_ONCE=min(block, jit.rows_at_once(jit.columns_of(dim))), OPTIMIZER=optimizer, STATE_WIDTH=width,
+                ALIGNED=segments.aligned(first, dim),
             )  # fmt: skip
         return addresses
 
@@ -221,7 +223,8 @@ class RecordKernels:
                 }
             self._launch(
                 kernel, keys, dim, moving, keys.ids, keys.tables, keys.num, there[number], segments.table_seeds, step, gradients,
-                segments.num_columns, first, dim, state, *more, OPTIMIZER=optimizer, STATE_WIDTH=width, **kinds,
+                segments.num_columns, first, dim, state, *more, in_turn=True, OPTIMIZER=optimizer, STATE_WIDTH=width,
+                **kinds,
             )  # fmt: skip
 
     def _sums(
@@ -254,11 +257,17 @@ class RecordKernels:
             )  # fmt: skip
 
     def _launch(
-        self, kernel: object, keys: DeviceKeys, dim: int, *arguments: object, **options: object
+        self,
+        kernel: object,
+        keys: DeviceKeys,
+        dim: int,
+        *arguments: object,
+        block: int = 0,
+        **options: object,
     ) -> None:
-        """Launches a kernel on the records of keys, with tiles for ``dim`` columns."""
+        """Launches a kernel on the records of keys, with tiles for ``dim`` columns of ``block`` keys, or as many as suit."""
         columns, records = jit.columns_of(dim), self._records
         jit.launch(
-            kernel, len(keys), jit.rows_at_once(columns), records.chunks, *arguments, **options, DTYPE=self.segments.dtype,
+            kernel, len(keys), block or jit.rows_at_once(columns), records.chunks, *arguments, **options, DTYPE=self.segments.dtype,
             CHUNK_BITS=records.chunk_bits, STRIDE=records.stride, COLUMNS=columns,
         )  # fmt: skip
