@@ -1,9 +1,11 @@
 """Simulated runs against hand computations; what holds of them whatever the numbers are."""
 
 import json
+import math
 import time
 from dataclasses import replace
 from itertools import pairwise
+from statistics import NormalDist
 
 import pytest
 from test_step_graphs import CORE_COUNT, DISTRIBUTED, STRATEGIES, calibration, facts, folded, graph_of
@@ -13,7 +15,7 @@ from girih.planner.facts import TableFacts
 from girih.planner.simulator.draws import Draws
 from girih.planner.simulator.hosts import HostGroup, Hosts
 from girih.planner.simulator.prediction import predict
-from girih.planner.simulator.result import simulate
+from girih.planner.simulator.result import _speed, quantile, simulate
 from girih.planner.simulator.terms import LINES_PER_S, lines_per_s
 from girih.planner.steps.graph import SHARDS, Operation, StepGraph
 from girih.strategies import BY_NAME
@@ -199,6 +201,14 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(name):
     )
     assert one == again
     assert one != other
+
+
+def test_quantiles_of_nine_runs_are_those_of_their_distribution():
+    speeds = [_speed((number + 0.5) / 9, 0.12) for number in range(9)]
+    sigma = math.sqrt(math.log1p(0.12**2))
+    for at in (0.1, 0.5, 0.9):
+        assert quantile(speeds, at) == pytest.approx(math.exp(sigma * NormalDist().inv_cdf(at)), rel=0.005)
+    assert [quantile(speeds, at) for at in (0, 0.05, 0.95, 1)] == [speeds[place] for place in (0, 0, 8, 8)]
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))

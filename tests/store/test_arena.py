@@ -166,6 +166,17 @@ def test_a_learning_rate_may_change_between_processes(lasting):
     Store(other, arena=again(lasting)).close()
 
 
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="tells of mappings on Linux alone")
+def test_a_file_is_not_read_ahead(tmp_path):
+    """With pages of 2 MB, a step on 65,536 rows of a large file would write the whole file to the disk."""
+    options = File(path=str(tmp_path / "arena"), reserve_rows=2000)
+    for arena in (options, again(options)):
+        with Store(SPEC, arena=arena):
+            _, _, own = Path("/proc/self/smaps").read_text().partition(options.path)
+            flags = next(line for line in own.splitlines() if line.startswith("VmFlags:"))
+        assert "rr" in flags.split()
+
+
 def test_a_foreign_file_is_refused(tmp_path):
     for content in (b"", b"hello" * 5000):
         (tmp_path / "file").write_bytes(content)

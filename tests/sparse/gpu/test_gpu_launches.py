@@ -52,11 +52,11 @@ def group_of(needs):
 
 @pytest.mark.parametrize(
     ("needs", "num_launches", "num_copies"),
-    [({"embedding"}, 16, 5), ({"embedding", FIRST_ORDER}, 21, 5)],
+    [({"embedding"}, 16, 4), ({"embedding", FIRST_ORDER}, 21, 4)],
     ids=["one segment", "two segments"],
 )
 def test_launches_and_copies_of_a_step(monkeypatch, needs, num_launches, num_copies):
-    """Copies: ids, bounds of bags, places of ids, addresses of gradients, options of optimizers."""
+    """Copies: ids, places of ids, addresses of gradients, options of optimizers. Bags of one id need no bounds."""
     group = group_of(dict.fromkeys(("user", "item"), frozenset(needs)))
     launches, copies = Counter(), []
     with Store(group.spec, arena=Gpu(chunk_bytes=4096)) as store:

@@ -36,11 +36,7 @@ EXACT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 """Compiler options. Multiplication and addition round separately, and subnormal numbers are kept, as in CPU kernels."""
 
 MOST_PROGRAMS = 3 if INTERPRETED else 1 << 13
-"""Programs of a launch over the keys of a batch, which take tiles of keys in turn.
-
-Only the GPU knows the number of keys, which may be a third of the ids. So a launch with one program for each possible tile
-has mostly programs without a key, and each takes its time.
-"""
+"""Programs of a launch over keys. They take tiles of keys in turn, because only the GPU knows how many tiles have a key."""
 
 kernel: Any = triton.jit(do_not_specialize=VARYING)
 """The decorator of kernels that :func:`launch` runs."""
@@ -97,16 +93,13 @@ def launch(
 ) -> None:
     """Runs a kernel on ``num_items`` items, with ``block`` items per program. The kernel gets ``block`` as ``BLOCK``.
 
-    The kernel runs on the device of its tensors. The first argument must be a tensor.
-
-    Args:
-        in_turn: launches at most ``MOST_PROGRAMS`` programs, which take tiles in turn.
+    The kernel runs on the device of its tensors. The first argument must be a tensor. With ``in_turn``, at most
+    ``MOST_PROGRAMS`` programs take tiles in turn.
     """
     if num_items > 0:
-        programs = triton.cdiv(num_items, block)
+        programs = min(triton.cdiv(num_items, block), MOST_PROGRAMS if in_turn else num_items)
         with chosen(arguments[0].device), _ONE_AT_A_TIME:
-            grid = (min(programs, MOST_PROGRAMS) if in_turn else programs,)
-            kernel[grid](*arguments, BLOCK=block, **_EXACT, **options)
+            kernel[(programs,)](*arguments, BLOCK=block, **_EXACT, **options)
 
 
 def block_of(compiled: int, num_items: int) -> int:

@@ -115,8 +115,8 @@ def simulate(
 
 
 def quantile(ordered: Sequence[float], at: float) -> float:
-    """Returns a quantile of ordered values, between neighbours if need be."""
-    place = at * (len(ordered) - 1)
+    """Returns a quantile of n ordered values, each the middle of an n-th of the distribution. Goes not beyond them."""
+    place = min(max(at * len(ordered) - 0.5, 0.0), len(ordered) - 1.0)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])

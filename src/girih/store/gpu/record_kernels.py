@@ -211,16 +211,10 @@ class RecordKernels:
             first_state = 4 * state if width > 1 else 0
             kinds = {"ALIGNED": segments.aligned(first, dim) and jit.aligned(first_state)}
             if direct is not None:
-                kernel, more, source = (
-                    update.sum_and_move_rows,
-                    direct.arguments(number),
-                    direct.sources[number],
-                )
-                kinds = {
-                    "ALIGNED": kinds["ALIGNED"] and source.aligned,
-                    "POOLED": source.pooled,
-                    "WHOLE": source.whole,
-                }
+                kernel, more = update.sum_and_move_rows, direct.arguments(number)
+                source = direct.sources[number]
+                kinds["ALIGNED"] &= source.aligned
+                kinds |= {"POOLED": source.pooled, "WHOLE": source.whole}
             self._launch(
                 kernel, keys, dim, moving, keys.ids, keys.tables, keys.num, there[number], segments.table_seeds, step, gradients,
                 segments.num_columns, first, dim, state, *more, in_turn=True, OPTIMIZER=optimizer, STATE_WIDTH=width,

@@ -291,7 +291,7 @@ def _attach(shape: ArenaShape, descriptor: int, where: str, repair: bool) -> Are
     size = os.fstat(descriptor).st_size
     if size < PAGE_BYTES:
         raise ConfigError(f"{where}: {_FOREIGN}")
-    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
+    memory = mapping.map_file(descriptor, size)
     if refusal := _refusal(memory, shape, repair):
         raise ConfigError(f"{where}: {refusal}")
     header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)
