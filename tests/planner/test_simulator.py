@@ -207,7 +207,7 @@ def test_quantiles_of_nine_runs_are_those_of_their_distribution():
     speeds = [_speed((number + 0.5) / 9, 0.12) for number in range(9)]
     sigma = math.sqrt(math.log1p(0.12**2))
     for at in (0.1, 0.5, 0.9):
-        assert quantile(speeds, at) == pytest.approx(math.exp(sigma * NormalDist().inv_cdf(at)), rel=0.005)
+        assert quantile(speeds, at) == pytest.approx(math.exp(sigma * NormalDist().inv_cdf(at)), rel=0.01)
     assert [quantile(speeds, at) for at in (0, 0.05, 0.95, 1)] == [speeds[place] for place in (0, 0, 8, 8)]
 
 
