@@ -10,7 +10,7 @@ and asks again for the same few batches, whose keys are drawn alike from all row
 
 Both servers of a shard count have the same rows. They take turns, in windows of ``--seconds``.
 
-    girih bench embedding_server --json docs/results/embedding_server.json     needs 2.5 GB of memory
+    girih bench embedding_server --json docs/results/embedding-server.json     needs 2.5 GB of memory
     girih bench embedding_server --shards 1 8 64 416                           what a shard costs a request
 """
 
@@ -26,13 +26,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import harness
 import numpy as np
+import pages
 
 import girih
 from girih.comm.rpc import Client, Request
@@ -77,6 +78,7 @@ def main() -> None:
         ask()
         return
     parser = harness.parser("embedding_server", __doc__)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rows", type=int, default=2_000_000, help="of all shards together")
     parser.add_argument("--dim", type=int, default=64)
@@ -102,6 +104,29 @@ def main() -> None:
         for row in measured(options, shards):
             table.row(row)
     report.finish()
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The table of docs/benchmarks.md."""
+    lines = [
+        [
+            str(row["shards"]), row["requests"], f"{row['batches/s']:.1f}", pages.shown(row["of one after the other"], "{:.2f}"),
+            f"{row['read ms']:.0f}", f"{row['read ms, 99 %']:.0f}", f"{row['update ms']:.0f}", pages.shown(row["server's cores"], "{:.2f}"),
+        ]
+        for row in pages.rows(results, "A server of")
+    ]  # fmt: skip
+    header = (
+        "shards",
+        "requests",
+        "batches/s",
+        "ratio",
+        "read, ms",
+        "99 %",
+        "update, ms",
+        "cores of the server",
+    )
+    table = pages.table(header, lines)
+    return {"table": pages.paragraphs(f"{pages.measured(results)}.", table) if table else None}
 
 
 def spec_of(options: argparse.Namespace, shards: int) -> SparseSpec:

@@ -5,7 +5,7 @@ shard 0 of 12,480 with ids that really belong to it, in float16, in an arena in 
 reserved before the first row. A step reads ``--keys`` rows, drawn alike from all, and updates them. The small shard has the
 same kind of arena. The two take turns.
 
-    girih bench one_shard --directory DIR --json docs/results/one_shard.json
+    girih bench one_shard --directory DIR --json docs/results/one-shard.json
         the whole: 21 GB of free memory for the page cache (the arena is 19 GB) and 39 GB of free disk at DIR
     girih bench one_shard --rows 2000000        a smaller one
 
@@ -21,11 +21,13 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import harness
 import numpy as np
+import pages
 from numpy.typing import NDArray
 
 import girih
@@ -48,6 +50,7 @@ OPTIMIZERS = {"sgd": girih.optim.SGD(lr=0.01), "rowwise_adagrad": girih.optim.Ro
 
 def main() -> None:
     parser = harness.parser("one_shard", __doc__)
+    pages.add_option(parser, page_parts)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--rows", type=int, help="of the shard; default: those of 10¹⁴ parameters")
     parser.add_argument("--small", type=int, default=100_000, help="rows of the small shard")
@@ -71,6 +74,45 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="girih-bench-", dir=options.directory) as directory:
         run(options, rows, whole, Path(directory), report)
     report.finish()
+
+
+def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """Four tables of docs/scale.md: the shard, its steps, its checkpoint, and all shards."""
+    shard, checkpoint, servers = (pages.row(results, title) for title in ("Shard 0", "Checkpoint", "All "))
+    steps = pages.rows(results, "Steps of")
+    if not (shard and checkpoint and servers):
+        return {"tables": None}
+    filled = pages.table(
+        ("rows", "parameters", "fill, s", "bytes a row", "of the row", "of the index", "GB"),
+        [[
+            f"{shard['rows']:,}", f"{shard['parameters']:.3g}", f"{shard['fill s']:.0f}", f"{shard['bytes a row']:.1f}",
+            f"{shard['embedding']:.1f}", f"{shard['index']:.1f}", f"{shard['GB']:.2f}",
+        ]],
+    )  # fmt: skip
+    taken = pages.table(
+        ("rows", "step, ms", "ns a key", "of the small shard"),
+        [
+            [
+                f"{row['rows']:,}", f"{row['step ms']:.2f}", f"{row['ns a key']:.0f}",
+                pages.shown(row["of the small shard"], "{:.2f}"),
+            ]
+            for row in steps
+        ],
+    )  # fmt: skip
+    kept = pages.table(
+        ("GB", "written, s", "step meanwhile, ms", "restored, s", "step after, ms", "rows are equal"),
+        [[
+            f"{checkpoint['GB']:.2f}", f"{checkpoint['write s']:.0f}",
+            pages.shown(checkpoint["step ms while it is written"], "{:.2f}"), f"{checkpoint['restore s']:.0f}",
+            f"{checkpoint['step ms after']:.2f}", checkpoint["rows are equal"],
+        ]],
+    )  # fmt: skip
+    whole = (
+        f"All {NUM_SHARDS:,} shards have {servers['rows']:.3g} rows and {servers['parameters']:.3g} parameters. They need"
+        f" {servers['TB']:.0f} TB, {servers['TB a server']:.1f} TB on each of {SERVERS} servers, and a checkpoint has"
+        f" {servers['TB of a checkpoint']:.0f} TB."
+    )
+    return {"tables": pages.paragraphs(f"{pages.measured(results)}.", filled, taken, kept, whole)}
 
 
 def spec_of(options: argparse.Namespace) -> GroupSpec:

@@ -25,6 +25,7 @@ from experiments import RESULTS, markdown
 BENCHMARKS = (
     "train", "kernels", "kernel_times", "capacity", "tiers", "data", "wire", "serving", "start", "slow_hosts", "slow_hosts_quality",
     "links", "picasso_table4", "picasso_fig3", "picasso_fig5", "paper_sizes", "prediction",
+    "one_shard", "embedding_server",
 )  # fmt: skip
 """Benchmarks that write parts of pages, each from ``docs/results/NAME.json``, with hyphens."""
 PART = r"(<!-- {name}: ([\w ]+) -->\n)(.*?)(?=<!-- end -->)"
