@@ -234,6 +234,6 @@ def _shown(name: str, value: Any) -> str:
         return str(value)
     if name.endswith("of copies") or name in ("unique keys, of the hot rows", "hits"):
         return f"{value:.1%}"
-    if name.endswith("/s") and value >= 1e6:
-        return f"{value:.3g}"
+    if value >= 1e4:
+        return f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

@@ -13,7 +13,7 @@ CAPABILITY = 90
 ON_KEYS = {
     "_claim": 256, "_find_first": 1024, "_number": 256, "_describe_terms": 256, "read_known": 256, "ask_admission": 256,
     "add_sightings": 256, "count_read": 1024, "count_moved": 1024, "_number_rows": 1024, "make_rows": 256, "rows_to_move": 256,
-    "_find_largest": 4096, "write_initial": 256,
+    "_find_largest": 4096,
 }  # fmt: skip
 """Kernels of a step that work on ids, keys or numbers one by one, and the items of a program on a GPU."""
 _LARGE = 1 << 40
@@ -64,9 +64,10 @@ def describe_launch(
     name = kernel.fn.__name__
     columns = options.get("COLUMNS") or options.get("WORDS")
     rows = max(1, 1024 // columns) if columns else ON_KEYS.get(name, 256)
-    sizes = {"BLOCK": 1 if block == 1 else ON_KEYS.get(name, rows)}
+    wide = name in ("_sum_pieces", "write_initial")
+    sizes = {"BLOCK": 1 if block == 1 else 256 if name == "write_initial" else rows}
     if "AT_ONCE" in options:
-        sizes["AT_ONCE"] = min(256 if name in ("_sum_pieces", "write_initial") else 128, rows)
+        sizes["AT_ONCE"] = min(256 if wide else 128, rows)
     return {
         "module": kernel.fn.__module__,
         "name": name,

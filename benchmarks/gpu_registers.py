@@ -85,6 +85,7 @@ def launches(dim: int) -> list[dict[str, Any]]:
     from girih.sparse.groups.gpu_group import GpuGroup
     from girih.sparse.groups.pack import pack
     from girih.store import Store
+    from girih.store.gpu.group_state import DeviceUpdate
     from girih.store.gpu.options import Gpu
 
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -120,7 +121,8 @@ def launches(dim: int) -> list[dict[str, Any]]:
                     sums = gpu.gradients(read, [torch.ones(4, dim)], batch)
                     if sums is not None:
                         gpu.apply(read, sums, 1, 1.0)
-                        gpu._state.move(read.keys.keys, read.rows, sums.totals, sums.nonfinite_key, 1, 1.0)
+                        change = DeviceUpdate(sums.totals, sums.nonfinite_key, 1, 1.0)
+                        gpu._state.move(read.keys.keys, read.rows, change)
     return list(found.values())
 
 

@@ -193,7 +193,10 @@ def test_a_page_that_cannot_be_written_is_named(bench_gpu, found, tmp_path):
 
 def test_a_choice_of_no_part_is_one_line(bench_gpu):
     for words, message in (
-        (("--parts", "keys,tables"), "no part tables; expected some of sparse, keys, models, tiers, peers"),
+        (
+            ("--parts", "keys,tables"),
+            "no part tables; expected some of sparse, kernels, keys, models, tiers, peers",
+        ),
         (("--parts", "peers", "--no-peers"), "--parts peers and --no-peers leave no part"),
     ):
         status, _, stderr = bench_gpu(*words)

@@ -269,6 +269,12 @@ MEASURED = (
     Measured("operations", "What comes back", 2, fault_rows, ("killed, or stopped for 10 s",)),
     Measured("serving", "Limits", 1, lambda: table("serving-clients.json", "200 greedy")),
     Measured("gpu", "Registers", 0, lambda: table("gpu-registers.json", "sm_90")),
+    Measured("gpu", "Figures", 0, lambda: table("gpu.json", "copies of")),
+    Measured("gpu", "Figures", 1, lambda: table("gpu.json", "the sparse half")),
+    Measured("gpu", "Figures", 2, lambda: table("gpu.json", "kernels of")),
+    Measured("gpu", "Figures", 3, lambda: table("gpu.json", "keys alone")),
+    Measured("gpu", "Figures", 4, lambda: table("gpu.json", "whole models")),
+    Measured("gpu", "Figures", 5, lambda: table("gpu.json", "other tables")),
 )  # fmt: skip
 
 
@@ -290,6 +296,7 @@ NOT_COMPARED = {
     ("gpu", "How a batch goes between", 0): "steps of an algorithm",
     ("gpu", "The dense half", 0): "counts that a test holds",
     ("gpu", "make gpu", 0): "a list of stages",
+    ("gpu", "Figures", 6): "goals next to figures of the tables above",
     ("serving", "Limits", 0): "defaults of options",
     ("tiers", "Memory and disk space", 0): "sizes, by definition",
     ("quality", "Quality on", 0): "console only",
