@@ -50,9 +50,9 @@ class TransportSuite(BreakSuite):
             same(frame.arrays, arrays)
 
     def test_many_arrays_up_to_the_limit(self, client: Client) -> None:
-        arrays = [np.full(n, n, np.int32) for n in range(256)]
+        arrays = [np.full(n, n, np.int32) for n in range(1024)]
         same(client.call(ECHO, (), arrays).wait(10).arrays, arrays)
-        with pytest.raises(WireError, match="257 arrays, at most 256"):
+        with pytest.raises(WireError, match="1025 arrays, at most 1024"):
             client.call(ECHO, (), [*arrays, arrays[0]])
 
     @pytest.mark.parametrize(
