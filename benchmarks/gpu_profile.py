@@ -12,7 +12,7 @@ LEAST = 0.01
 """Kernels with a smaller share of the time are one row."""
 OTHERS, ALL = "others", "all"
 _OF_TORCH = {
-    "radix_sort": "torch.sort", "DeviceScan": "torch.cumsum", "Memcpy HtoD": "copies to the GPU", "Mem": "other copies",
+    "radix_sort": "torch.sort", "DeviceScan": "torch.cumsum", "Memcpy HtoD": "copies to the GPU", "Mem": "other copies and zeros",
     "at::native": "torch, number by number",
 }  # fmt: skip
 """What a part of a name stands for, the first one that is found."""

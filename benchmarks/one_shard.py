@@ -77,13 +77,13 @@ def main() -> None:
 
 
 def page_parts(results: Mapping[str, Any]) -> dict[str, str | None]:
-    """Four tables of docs/scale.md: the shard, its steps, its checkpoint, and all shards."""
+    """Tables of docs/scale.md: the shard, its steps, and its checkpoint. A sentence has all shards."""
     shard, checkpoint, servers = (pages.row(results, title) for title in ("Shard 0", "Checkpoint", "All "))
     steps = pages.rows(results, "Steps of")
     if not (shard and checkpoint and servers):
         return {"tables": None}
     filled = pages.table(
-        ("rows", "parameters", "fill, s", "bytes a row", "of the row", "of the index", "GB"),
+        ("rows", "parameters", "fill, s", "bytes a row", "of the embedding", "of the index", "GB"),
         [[
             f"{shard['rows']:,}", f"{shard['parameters']:.3g}", f"{shard['fill s']:.0f}", f"{shard['bytes a row']:.1f}",
             f"{shard['embedding']:.1f}", f"{shard['index']:.1f}", f"{shard['GB']:.2f}",
@@ -212,7 +212,8 @@ class Shard:
 
     def step(self) -> float:
         """Reads and updates rows drawn alike from all. Returns seconds, without the making of ids."""
-        numbers = np.unique(self._rng.integers(0, self._rows, self._keys))
+        drawn = np.unique(self._rng.integers(0, self._rows, 2 * self._keys))
+        numbers = np.sort(self._rng.permutation(drawn)[: self._keys])
         self._step += 1
         keys = Keys(ids_of(numbers), np.zeros(len(numbers), np.int32))
         out = np.empty((len(numbers), self._dim), np.float32)

@@ -65,6 +65,6 @@ STAGES = (
     bench_stage("tiers", 60, "step time with a tenth of the rows in GPU memory", "tiers"),
     Stage("train", 70, "girih train on cuda reaches the AUC of a CPU", [TRAIN], interpreted=[(*TRAIN, "--quick")]),
     bench_stage("peers", 45, "step time of other tables with the same ids", "peers"),
-    pytest_stage("others", 45, "all other GPU tests", "tests/comm/gpu", "tests/dense/gpu", "tests/training/gpu", "tests/cli/gpu", "tests/strategies/gpu",
+    pytest_stage("others", 45, "all other GPU tests", "tests/comm/gpu", "tests/dense/gpu", "tests/training/gpu", "tests/strategies/gpu",
           "--ignore", "tests/strategies/gpu/test_gpu_training.py", "--ignore", "tests/strategies/gpu/test_gpu_late.py"),
 )  # fmt: skip

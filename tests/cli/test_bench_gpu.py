@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -21,6 +22,17 @@ def of_sparse_half(keys, dim, optimizer, step_ms, num_bytes, forward=0.72, backw
         "keys": keys, "D": dim, "optimizer": optimizer, "step ms": step_ms, "bytes": num_bytes,
         "forward, of copies": forward, "backward, of copies": backward,
     }  # fmt: skip
+
+
+def test_kernels_with_little_time_are_one_row():
+    import gpu_profile
+
+    microseconds = Counter({"a": 60.0, "b": 39.5, "c": 0.25, "d": 0.25})
+    rows = gpu_profile.rows_of(microseconds, Counter({"a": 1, "b": 2, "c": 3, "d": 4}))
+    assert [(row["kernel"], row["launches"], row["µs"]) for row in rows] == [
+        ("a", 1, 60.0), ("b", 2, 39.5), ("others", 7, 0.5), ("all", 10, 100.0),
+    ]  # fmt: skip
+    assert sum(row["share"] for row in rows[:-1]) == pytest.approx(rows[-1]["share"]) == 1
 
 
 @pytest.fixture

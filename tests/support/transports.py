@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from girih.comm.rpc import Client, Frame, Reply, Server
-from girih.comm.rpc.frames import PackedFrame
+from girih.comm.rpc.frames import OWN_PART_BYTES, PackedFrame
 from girih.errors import RemoteError, WireError, WireTimeout
 from support.transport_breaks import BreakSuite
 from support.transport_ends import (
@@ -52,6 +52,8 @@ class TransportSuite(BreakSuite):
     def test_many_arrays_up_to_the_limit(self, client: Client) -> None:
         arrays = [np.full(n, n, np.int32) for n in range(1024)]
         same(client.call(ECHO, (), arrays).wait(10).arrays, arrays)
+        large = [np.full(OWN_PART_BYTES // 4, n, np.int32) for n in range(1024)]  # each in a part of its own
+        same(client.call(ECHO, (), large).wait(30).arrays, large)
         with pytest.raises(WireError, match="1025 arrays, at most 1024"):
             client.call(ECHO, (), [*arrays, arrays[0]])
 

@@ -8,6 +8,9 @@ import sys
 import time
 
 import pytest
+import torch
+
+from girih.cli import bench
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -62,6 +65,20 @@ def test_a_quick_run_of_training_ends_with_a_score(tmp_path):
     (row,) = table["rows"]
     assert row["steps"] == 4
     assert 0 < row["AUC"] < 1
+
+
+@pytest.mark.smoke
+@pytest.mark.skipif(torch.cuda.is_available(), reason="records interpreted kernels")
+def test_every_kernel_of_a_step_is_recorded():
+    code = "import gpu_registers; print(*{each['name'] for each in gpu_registers.launches(8)})"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=bench.FOLDER, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    import gpu_registers
+
+    assert set(done.stdout.split()) == {*gpu_registers.KERNELS, *gpu_registers.ON_KEYS}
 
 
 @pytest.mark.heavy

@@ -147,6 +147,22 @@ def test_every_optimizer_is_the_cpus(optimizer):
     assert_same_rows(there, here, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize("longest", [1, 9])
+def test_programs_take_many_tiles_in_turn(monkeypatch, longest):
+    """With bags of many ids, one kernel sums the gradients and moves the rows."""
+    monkeypatch.setattr(jit, "MOST_PROGRAMS", 2)
+    for module in (jit, gradients):
+        monkeypatch.setattr(module, "rows_at_once", lambda width, elements=1024: 64)
+    (gpu, there), (cpu, here) = both(groups_of())
+    for step in (1, 2):
+        batch = some_batch(longest, step, num_examples=200, num_ids=900)
+        for group in (gpu, cpu):
+            run(group, batch, step, np.random.default_rng(step))
+    assert there.num_rows > 64 * 2 * 3
+    assert_same_rows(there, here, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rows_of_16_bits_are_rounded_by_the_same_noise(dtype):
     (gpu, there), (cpu, here) = both(groups_of(girih.optim.SGD(lr=0.1), dtype))

@@ -250,9 +250,15 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
         raise ConfigError(f"{where}: {reason}") from None
     try:
         mapping.lock(descriptor, where)
-        if options.attach:
-            return _attach(shape, descriptor, where, options.repair)
-        return _reserve(shape, rows, descriptor, where)
+        arena = (
+            _attach(shape, descriptor, where, options.repair)
+            if options.attach
+            else _reserve(shape, rows, descriptor, where)
+        )
+        if not isinstance(options, Shared) and hasattr(mmap, "MADV_RANDOM"):
+            # Read ahead, rows have pages of up to 2 MB, and the system writes a whole page after a change of a byte.
+            arena._memory.madvise(mmap.MADV_RANDOM, *arena._places["rows"])
+        return arena
     except BaseException:
         os.close(descriptor)
         if not options.attach:
@@ -291,7 +297,7 @@ def _attach(shape: ArenaShape, descriptor: int, where: str, repair: bool) -> Are
     size = os.fstat(descriptor).st_size
     if size < PAGE_BYTES:
         raise ConfigError(f"{where}: {_FOREIGN}")
-    memory = mapping.map_file(descriptor, size)
+    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
     if refusal := _refusal(memory, shape, repair):
         raise ConfigError(f"{where}: {refusal}")
     header = np.frombuffer(memory, np.int64, PAGE_BYTES // 8)

@@ -30,15 +30,7 @@ def map_memory(descriptor: int | None, size: int) -> mmap.mmap:
     if descriptor is None:
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     os.ftruncate(descriptor, size)
-    return map_file(descriptor, size)
-
-
-def map_file(descriptor: int, size: int) -> mmap.mmap:
-    """Maps a file without reading ahead, which makes pages of up to 2 MB. A change of a byte would write a whole one."""
-    memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
-    if hasattr(mmap, "MADV_RANDOM"):
-        memory.madvise(mmap.MADV_RANDOM)
-    return memory
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
 
 
 def claim(descriptor: int, start: int, stop: int, where: str) -> None:
