@@ -207,9 +207,9 @@ class TransportSuite(BreakSuite):
         self, server: Server, client: Client, handler: Handler
     ) -> None:
         call = client.call(SLOW)
-        with pytest.raises(WireError, match="257 arrays"):
-            handler.held.get(timeout=10).reply((), [np.zeros(1)] * 257)
-        with pytest.raises(RemoteError, match="257 arrays"):
+        with pytest.raises(WireError, match="1025 arrays"):
+            handler.held.get(timeout=10).reply((), [np.zeros(1)] * 1025)
+        with pytest.raises(RemoteError, match="1025 arrays"):
             call.wait(10)
 
     def test_close_while_calls_are_outstanding(self, server: Server, handler: Handler) -> None:
