@@ -191,7 +191,7 @@ class TransportSuite(BreakSuite):
             assert client.call(ECHO, (1,)).wait(10).fields == (1,)
             held = other.call(SLOW, (2,))
             packed = PackedFrame(Frame(ECHO, (3,)))
-            packed._counts = 1, 257
+            packed._counts = 1, 1025
             call = Reply(client.address, ECHO, lambda _, timeout_s: timeout_s)
             with client._session.lock:
                 client._send(call, packed)
