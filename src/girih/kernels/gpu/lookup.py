@@ -225,7 +225,7 @@ def write_initial(
     """
     i, num, column = items(BLOCK), tl.load(num_keys), tl.arange(0, COLUMNS)[None, :]
     dim = whole_vectors(dim, DTYPE, ALIGNED)
-    _own, address, _new, unwritten = _places(
+    _in_record, address, _new, unwritten = _places(
         i, num, chunks, rows, takes, scratch, row_bytes, CHUNK_BITS, STRIDE
     )
     if segment == 0:
@@ -233,11 +233,11 @@ def write_initial(
     if tl.sum(unwritten.to(tl.int32)) > 0:
         for first in range(tl.program_id(0) * BLOCK, tl.program_id(0) * BLOCK + BLOCK, AT_ONCE):
             key = first + tl.arange(0, AT_ONCE)
-            own, start, new, wanted = _places(
+            in_record, start, new, wanted = _places(
                 key, num, chunks, rows, takes, scratch, row_bytes, CHUNK_BITS, STRIDE
             )
             _write_tile(
-                own, start, new, wanted, key, keys, tables, seeds, kinds, initializer_options, hyper, segment, num_segments,
+                in_record, start, new, wanted, key, keys, tables, seeds, kinds, initializer_options, hyper, segment, num_segments,
                 first_column, column, dim, state_start, OPTIMIZER, STATE_WIDTH, DTYPE, ALIGNED,
             )  # fmt: skip
 
@@ -247,19 +247,19 @@ def _places(
     i: tensor, num: tensor, chunks: tensor, rows: tensor, takes: tensor, scratch: tensor, row_bytes: tensor, CHUNK_BITS: constexpr,
     STRIDE: constexpr,
 ) -> Any:  # fmt: skip
-    """Returns the columns' address in each key's record, the address that is read, and whether a row is new, and unwritten."""
+    """Returns for each key its columns in the record, the columns to read, and two flags: the row is new, values are missing."""
     mask = i < num
     row = tl.load(rows + i, mask=mask, other=NO_ROW)
     new = mask & (load(takes + i, mask) != 0)
     known = mask & (row >= 0)
-    own = record(chunks, row, known, CHUNK_BITS, STRIDE) + 4 * VALUES
-    elsewhere = tl.zeros_like(own) + scratch + i.to(tl.int64) * row_bytes
-    return own, tl.where(known, own, elsewhere), new, new | (mask & (row < 0))
+    in_record = record(chunks, row, known, CHUNK_BITS, STRIDE) + 4 * VALUES
+    elsewhere = tl.zeros_like(in_record) + scratch + i.to(tl.int64) * row_bytes
+    return in_record, tl.where(known, in_record, elsewhere), new, new | (mask & (row < 0))
 
 
 @triton.jit
 def _write_tile(
-    own: tensor, start: tensor, new: tensor, wanted: tensor, i: tensor, keys: tensor, tables: tensor, seeds: tensor,
+    in_record: tensor, start: tensor, new: tensor, wanted: tensor, i: tensor, keys: tensor, tables: tensor, seeds: tensor,
     kinds: tensor, initializer_options: tensor, hyper: tensor, segment: tensor, num_segments: tensor, first_column: tensor,
     column: tensor, dim: tensor, state_start: tensor, OPTIMIZER: constexpr, STATE_WIDTH: constexpr, DTYPE: constexpr, ALIGNED: constexpr,
 ) -> None:  # fmt: skip
@@ -285,7 +285,7 @@ def _write_tile(
             tl.store(place, halves, mask=inside)
             values = widen(halves, DTYPE)  # the initial optimizer state is computed from the rounded row
         if STATE_WIDTH > 0:
-            state = floats_at(own + 4 * (state_start - VALUES))[:, None]
+            state = floats_at(in_record + 4 * (state_start - VALUES))[:, None]
             begin_state(values, state, hyper + 8 * segment, dim, column, new[:, None], OPTIMIZER, STATE_WIDTH)
 
 

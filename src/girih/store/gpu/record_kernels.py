@@ -132,8 +132,8 @@ class RecordKernels:
         )
         # never 0, even without values: Triton would compile the kernel again for 0, an int32
         addresses, scratch = memory[:n], memory.data_ptr() + 8 * first_value
+        block = jit.block_of(256, n)
         for number, (first, dim, state, width, optimizer) in enumerate(segments.described):
-            block = jit.block_of(256, n)
             self._launch(
                 lookup.write_initial, keys, dim, keys.ids, keys.tables, keys.num, rows, takes, scratch, addresses, segments.seeds,
                 segments.kinds, segments.options, self._first_hyper, number, len(segments.described), first, dim, state, row_bytes,

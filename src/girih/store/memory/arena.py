@@ -256,7 +256,7 @@ def open_arena(options: ArenaOptions, shape: ArenaShape) -> Arena:
             else _reserve(shape, rows, descriptor, where)
         )
         if not isinstance(options, Shared) and hasattr(mmap, "MADV_RANDOM"):
-            # Read ahead, rows have pages of up to 2 MB, and the system writes a whole page after a change of a byte.
+            # Rows that the system reads ahead have pages of up to 2 MB. It writes a whole page after a change of a byte.
             arena._memory.madvise(mmap.MADV_RANDOM, *arena._places["rows"])
         return arena
     except BaseException:
