@@ -78,7 +78,9 @@ def test_who_cannot_prove_it_is_refused_before_anything_else_is_read(server, wro
     with dial(server) as stranger:
         challenge = stranger.recv(CHALLENGE_BYTES)
         secret = b"guessed" if wrong == "secret" else SECRET
-        hello = pack_hello(secret, challenge if wrong != "challenge" else challenge[:-1] + b"!", Hello(0, 0))
+        if wrong == "challenge":
+            challenge = challenge[:-1] + bytes([challenge[-1] ^ 1])
+        hello = pack_hello(secret, challenge, Hello(0, 0))
         if wrong == "sign":
             hello = b"GIRIH" + hello[5:]
         if wrong == "garbage":
