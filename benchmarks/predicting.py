@@ -32,13 +32,14 @@ class Passes:
         memory_bytes: memory of the machine.
         threads: number of trainers → threads of each.
         costs: name of a task → the cost of a trainer's pass and of its update.
-        replicated: tasks with their link, whose trainers under ``substitution`` each computed the whole upper network.
+        replicated: tasks with their link, whose trainers under ``substitution`` each computed the whole upper network, if the
+            code of the runs chose otherwise than today's. None is today's choice.
     """
 
     memory_bytes: float
     threads: Mapping[str, int]
     costs: Mapping[str, DenseCost]
-    replicated: frozenset[str] = frozenset()
+    replicated: frozenset[str] | None = None
 
     @classmethod
     def read(cls, file: Path) -> Passes | None:
@@ -49,7 +50,16 @@ class Passes:
         costs = {
             name: DenseCost(memory_bytes=read["memory_bytes"], **cost) for name, cost in read["costs"].items()
         }
-        return cls(read["memory_bytes"], read["threads"], costs, frozenset(read.get("replicated", ())))
+        replicated = frozenset(read["replicated"]) if "replicated" in read else None
+        return cls(read["memory_bytes"], read["threads"], costs, replicated)
+
+    def write(self, file: Path) -> None:
+        """Writes the times for :meth:`read`."""
+        costs = {name: asdict(cost) for name, cost in self.costs.items()}
+        for cost in costs.values():
+            del cost["memory_bytes"]  # of the machine
+        content = {"memory_bytes": self.memory_bytes, "threads": dict(self.threads), "costs": costs}
+        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def facts(self, settings: RunConfig, strategy: Strategy, task: str, calibration: Calibration) -> Facts:
         """The facts of a run on that machine. Nothing is timed.
@@ -92,11 +102,6 @@ def measured_cost(settings: RunConfig, trainers: int) -> DenseCost:
     if cost is None:
         raise SystemExit("the data have too few examples for a measured pass")
     return cost
-
-
-def plain(cost: DenseCost) -> dict[str, Any]:
-    """A cost as a file of :class:`Passes` has it."""
-    return {name: value for name, value in asdict(cost).items() if name != "memory_bytes"}
 
 
 def over(calibration: Calibration, link: str) -> Calibration:

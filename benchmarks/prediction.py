@@ -6,9 +6,11 @@ of it. "none" leaves processes on this machine, and is all there is without root
 
 A prediction is that of ``girih simulate --calibration`` on one host whose processes have links of their own, with the rate and the
 token bucket of the namespaces; a group's run holds the plan that was made when it was measured. It needs the time of the model's pass on
-the machine of the runs: from ``passes.json`` in the folder of results if it is there, else measured now. A measurement takes ten to twenty seconds. Its result is a file of its own in
-``--results``, so that a grid that was stopped goes on where it was, and ``--models``, ``--sizes``, ``--links`` and ``--strategies`` measure a
-part of it; predictions are made anew each time. ``--also`` adds kept runs of groups and of other benchmarks, and measures none.
+the machine of the runs. ``passes.json`` in the folder of results has it; the first prediction measures it.
+
+A measurement takes ten to forty seconds. Its result is a file of its own in ``--results``, so that a grid that was stopped goes on
+where it was, and ``--models``, ``--sizes``, ``--links`` and ``--strategies`` measure a part of it; predictions are made anew each
+time. ``--also`` adds kept runs of groups and of other benchmarks, and measures none.
 
 These numbers judge the predictions:
 
@@ -24,6 +26,7 @@ Further tables show which part of a step is wrong: processor time by role, the t
 
     girih bench prediction
     girih bench prediction --quick
+    girih bench prediction --steps 24 --small-steps 200 --results docs/results/prediction-unseen   # windows of seconds
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import fleet
@@ -107,6 +111,9 @@ def main() -> None:
         "--also", nargs="*", default=[], choices=[GROUPS, *prediction_kept.SOURCES], help="further kept runs"
     )
     fleet.add_windows(parser, steps=20, windows=3)
+    parser.add_argument(
+        "--small-steps", type=int, metavar="N", help="of a window of a small model (default: --steps)"
+    )
     options = parser.parse_args()
     if options.quick:
         vars(options).update(QUICK)
@@ -169,7 +176,7 @@ class Bench:
             if link == NO_LINK or name != "local"
         ]
         found = [(case, *self._measured_case(*case, kept)) for case in cases]
-        passes = Passes.read(kept.folder / "passes.json")
+        passes = Passes.read(kept.folder / "passes.json") or self._passes(cases, kept.folder / "passes.json")
         for (name, *others), run, measured in found:
             speed = self._predicted(run, passes)
             yield row_of((*others,), name, measured, speed, source=source, contest=contest)
@@ -188,6 +195,19 @@ class Bench:
             measured = {"windows": run.windows, "summary": run.summary}
             yield row_of(run.case, run.strategy, measured, speed, source=source, contest=False)
 
+    def _passes(self, cases: list[tuple[str, str, str, str]], file: Path) -> Passes:
+        """Measures the pass of each model on this machine once, and writes it."""
+        measured, threads = {}, {}
+        for name, model, size, _ in cases:
+            run = self._run(name, model, size)
+            trainers = self._settings(run).strategy.trainers
+            if (task := f"{model}/{size}/{trainers}") not in measured:
+                measured[task] = predicting.measured_cost(self._settings(run), trainers)
+                threads[str(trainers)] = max(1, fleet.CORES // trainers)
+        found = Passes(measured[task].memory_bytes, threads, measured)
+        found.write(file)
+        return found
+
     def _slowness(self) -> float:
         """How many times as long the machine of the groups took for passes of the large models as this one."""
         theirs = Passes.read(RESULTS / GROUPS / "passes.json")
@@ -196,23 +216,19 @@ class Bench:
         share = SIZES["large"]["batch"] // 2
         ratios = []
         for model in MODELS:
-            run = Run("", {**SIZES["large"], "model": MODELS[model]}, STRATEGIES["synchronous"])
+            run = self._run("synchronous", model, "large")
             here = predicting.measured_cost(self._settings(run), 2)
             ratios.append(theirs.costs[f"{model}/large/2"].seconds(share) / here.seconds(share))
         return statistics.median(ratios)
 
-    def _predicted(self, run: Run, passes: Passes | None) -> Row:
-        """The speed that is predicted by the calibration and the link, before anything runs."""
+    def _predicted(self, run: Run, passes: Passes) -> Row:
+        """The speed that is predicted by the calibration, the link and the pass. No measured speed takes part."""
         (model, size, link, _), settings = run.name.split("/"), self._settings(run)
         calibration, strategy = predicting.over(self.calibration, link), settings.strategy
-        if passes is None:
-            _, net = settings.planned_net(calibration)
-            facts = settings.facts_by(calibration, net)(strategy)
-        else:
-            if strategy.name == "substitution":
-                dense = "replicated" if f"{model}/{size}/{link}" in passes.replicated else "split"
-                strategy = strategies.create({**run.strategy, "dense": dense}, "[strategy]")
-            facts = passes.facts(settings, strategy, f"{model}/{size}/{strategy.trainers}", calibration)
+        if strategy.name == "substitution" and passes.replicated is not None:
+            dense = "replicated" if f"{model}/{size}/{link}" in passes.replicated else "split"
+            strategy = strategies.create({**run.strategy, "dense": dense}, "[strategy]")
+        facts = passes.facts(settings, strategy, f"{model}/{size}/{strategy.trainers}", calibration)
         return predicting.predicted(
             strategy, facts, predicting.hosts_of(self.calibration, link), **self._size
         )
@@ -224,9 +240,14 @@ class Bench:
         }
         if "servers_per_group" in STRATEGIES[name]:
             conditions["planned_for"] = link
-        task = {**SIZES[size], "model": MODELS[model]}
-        run = Run(f"{model}/{size}/{link}/{name}", task, STRATEGIES[name], conditions)
+        run = self._run(name, model, size, link, conditions)
         return run, kept.measure(run, self._measured)
+
+    def _run(
+        self, name: str, model: str, size: str, link: str = NO_LINK, conditions: Found = MappingProxyType({})
+    ) -> Run:
+        task = {**SIZES[size], "model": MODELS[model]}
+        return Run(f"{model}/{size}/{link}/{name}", task, STRATEGIES[name], conditions)
 
     def _measured(self, run: Run) -> dict[str, Any]:
         link = run.conditions["link"]
@@ -264,7 +285,8 @@ class Bench:
         options = self.options
         file = self.directory / f"{task['dim']}-{task['batch']}" / "config.toml"
         if not file.exists():
-            steps = options.warmup + options.steps * options.windows + 16  # the most of any link
+            most = max(options.steps, options.small_steps or 0)  # of any size and link
+            steps = options.warmup + most * options.windows + 16
             fleet.write_task(
                 file.parent, rows=steps * task["batch"], cardinality=options.cardinality, dim=task["dim"], shuffle=False
             )  # fmt: skip
@@ -293,6 +315,8 @@ def _windows(options: argparse.Namespace, size: str, link: str) -> dict[str, int
     """The steps of a configuration: fewer where they take long."""
     share = SHARES[size] * SHARES.get(link, 1.0)
     asked = fleet.windows_of(vars(options))
+    if size == "small" and options.small_steps is not None:
+        asked["steps"] = options.small_steps
     fewest = min(FEWEST, asked["steps"])
     return asked | {name: max(fewest, round(share * asked[name])) for name in ("warmup", "steps")}
 

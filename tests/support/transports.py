@@ -50,11 +50,11 @@ class TransportSuite(BreakSuite):
             same(frame.arrays, arrays)
 
     def test_many_arrays_up_to_the_limit(self, client: Client) -> None:
-        arrays = [np.full(n, n, np.int32) for n in range(1024)]
+        arrays = [np.full(n, n, np.int32) for n in range(4096)]
         same(client.call(ECHO, (), arrays).wait(10).arrays, arrays)
-        large = [np.full(OWN_PART_BYTES // 4, n, np.int32) for n in range(1024)]  # each in a part of its own
+        large = [np.full(OWN_PART_BYTES // 4, n, np.int32) for n in range(4096)]  # each in a part of its own
         same(client.call(ECHO, (), large).wait(30).arrays, large)
-        with pytest.raises(WireError, match="1025 arrays, at most 1024"):
+        with pytest.raises(WireError, match="4097 arrays, at most 4096"):
             client.call(ECHO, (), [*arrays, arrays[0]])
 
     @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ class TransportSuite(BreakSuite):
             assert client.call(ECHO, (1,)).wait(10).fields == (1,)
             held = other.call(SLOW, (2,))
             packed = PackedFrame(Frame(ECHO, (3,)))
-            packed._counts = 1, 1025
+            packed._counts = 1, 4097
             call = Reply(client.address, ECHO, lambda _, timeout_s: timeout_s)
             with client._session.lock:
                 client._send(call, packed)
@@ -207,9 +207,9 @@ class TransportSuite(BreakSuite):
         self, server: Server, client: Client, handler: Handler
     ) -> None:
         call = client.call(SLOW)
-        with pytest.raises(WireError, match="1025 arrays"):
-            handler.held.get(timeout=10).reply((), [np.zeros(1)] * 1025)
-        with pytest.raises(RemoteError, match="1025 arrays"):
+        with pytest.raises(WireError, match="4097 arrays"):
+            handler.held.get(timeout=10).reply((), [np.zeros(1)] * 4097)
+        with pytest.raises(RemoteError, match="4097 arrays"):
             call.wait(10)
 
     def test_close_while_calls_are_outstanding(self, server: Server, handler: Handler) -> None:

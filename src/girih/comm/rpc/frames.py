@@ -31,7 +31,7 @@ Part = NDArray[np.uint8]
 
 OWN_PART_BYTES: Final = 1 << 14
 MOST_FIELDS: Final = 12
-MOST_ARRAYS: Final = 1024
+MOST_ARRAYS: Final = 4096
 MOST_BYTES: Final = 1 << 30  # of all arrays of a frame; a larger frame is refused before it takes memory
 MOST_DIMS: Final = 3
 MOST_EXTENT: Final = 1 << 40  # numpy refuses the shape (0, 2⁶³), although it has no elements
@@ -63,7 +63,7 @@ class Frame:
     Attributes:
         kind: the number of the verb, 0 to 65,535.
         fields: up to 12 integers, each an int64.
-        arrays: up to 1,024 arrays, of at most 1 GiB together. Each is C-contiguous and little-endian, with up to 3 dims.
+        arrays: up to 4,096 arrays, of at most 1 GiB together. Each is C-contiguous and little-endian, with up to 3 dims.
             Items are integers of 8 to 64 bits, or floats of 16, 32 or 64 bits. Arrays of a received frame are read-only
             views of the frame's memory.
     """
