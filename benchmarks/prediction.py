@@ -297,6 +297,7 @@ def row_of(
     case: tuple[str, ...], name: str, found: Found, speed: Found, *, source: str, contest: bool
 ) -> Row:
     """Medians of windows beside what is predicted, with the names of :func:`prediction_tables.judged`."""
+    speeds = [window["samples_per_s"] for window in found["windows"]]
     return {
         "case": case,
         "strategy": name,
@@ -305,7 +306,9 @@ def row_of(
         "predicted": speed["samples_per_s"],
         "low": speed["samples_per_s_p5"],
         "high": speed["samples_per_s_p95"],
-        "measured": statistics.median(window["samples_per_s"] for window in found["windows"]),
+        "measured": statistics.median(speeds),
+        "first": speeds[0],
+        "last": speeds[-1],
         "bound": speed["bound"],
         "found": {**found, "speed": speed},
     }

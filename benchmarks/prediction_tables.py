@@ -32,6 +32,8 @@ PHASES = {
     "worst error": "{:.0%}",
     "predicted / measured": "{:.2f}",
 }
+REGRETS = {"model": "{}", "size": "{}", "link": "{}", "picked": "{}", "fastest": "{}", "regret": "{:.0%}"}
+FORTH, BACK = "the first window picks and the last one judges", "the last window picks and the first one judges"
 STALENESS = {
     "source": "{}", "task": "{}", "link": "{}", "strategy": "{}", "predicted: mean": "{:.2f}", "p99": "{}", "most": "{}",
     "measured: mean": "{:.2f}", "measured: most": "{}",
@@ -77,10 +79,10 @@ def judged(rows: Sequence[Found]) -> dict[str, Any]:
     }
 
 
-def regret(rows: Sequence[Found]) -> float:
-    """How much slower the picked strategy of a case is than the fastest one."""
-    picked = max(rows, key=lambda row: row["predicted"])
-    return 1 - float(picked["measured"] / max(row["measured"] for row in rows))
+def regret(rows: Sequence[Found], by: str = "predicted", judge: str = "measured") -> float:
+    """How much slower the strategy of a case that ``by`` picks is than the fastest one, by the speeds of ``judge``."""
+    picked = max(rows, key=lambda row: row[by])
+    return 1 - float(picked[judge] / max(row[judge] for row in rows))
 
 
 def _fastest(rows: Sequence[Found], speed: str) -> str:
@@ -171,29 +173,38 @@ def show(report: harness.Report, rows: Sequence[Found]) -> None:
 
 
 def _show_regrets(report: harness.Report, rows: Sequence[Found]) -> None:
-    table = report.table(
-        "regret of the picked distributed strategy",
-        {"model": "{}", "size": "{}", "link": "{}", "picked": "{}", "fastest": "{}", "regret": "{:.0%}"},
-    )
+    """Fills the table of regrets. Two columns have the regret if one window of each run picks, and another one judges."""
+    ends = dict.fromkeys((FORTH, BACK), "{:.0%}")
+    table = report.table("regret of the picked distributed strategy", {**REGRETS, **ends})
     for case in dict.fromkeys(row["case"] for row in rows):
         of_case = [row for row in rows if row["case"] == case]
         names = dict(zip(("model", "size", "link"), case, strict=True))
         picked, fastest = (_fastest(of_case, speed) for speed in ("predicted", "measured"))
-        table.row({**names, "picked": picked, "fastest": fastest, "regret": regret(of_case)})
+        windows = {FORTH: regret(of_case, "first", "last"), BACK: regret(of_case, "last", "first")}
+        table.row({**names, "picked": picked, "fastest": fastest, "regret": regret(of_case), **windows})
 
 
 def page_parts(results: Found) -> dict[str, str | None]:
-    """Name of a part of ``docs/planning.md`` → its text."""
-    return {
+    """Name of a part of ``docs/planning.md`` → its text. The grid with windows of seconds has parts of its own."""
+    regrets = pages.rows(results, "regret")
+    made = {
         "judgement": _table(results, "all runs", JUDGED),
-        "regret": _table(
-            [row for row in pages.rows(results, "regret") if row["regret"] > REGRET],
-            "regret",
-            {"model": "{}", "size": "{}", "link": "{}", "picked": "{}", "fastest": "{}", "regret": "{:.0%}"},
-        ),
+        "regret": _table([row for row in regrets if row["regret"] > REGRET], "regret", REGRETS),
         "phases": _table(results, "errors by phase", PHASES),
-        "staleness": _table(results, "staleness", STALENESS),
+        "windows": " ".join(_by_windows(regrets, name) for name in (FORTH, BACK)) or None,
     }
+    long = {f"long {name}": part for name, part in made.items()}
+    if results["options"].get("small_steps") is not None:
+        return {**dict.fromkeys([*made, "staleness"]), **long}
+    return {**made, **dict.fromkeys(long), "staleness": _table(results, "staleness", STALENESS)}
+
+
+def _by_windows(rows: Sequence[Found], name: str) -> str:
+    regrets = [row[name] for row in rows if name in row]
+    if not regrets:
+        return ""
+    good = sum(each <= REGRET for each in regrets) / len(regrets)
+    return f"If {name}, the regret is at most 5 % in {good:.0%} of cases, and at most {max(regrets):.0%}."
 
 
 def _table(found: Found | Sequence[Found], title: str, columns: Mapping[str, str]) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 import pages
 import slow_peers
 from experiments import RESULTS
+from prediction_tables import JUDGED, judged
 
 Found = Mapping[str, Any]
 APART = "slow_hosts_apart"
@@ -32,12 +33,13 @@ KINDS = ("ids", "embeddings", "gradients", "partials", "dense", "activations")
 def page_parts(results: Found) -> dict[str, str | None]:
     """Name of a part → its text."""
     if Path(results["options"].get("hosts", "")).stem == APART:
-        others = dict.fromkeys(("proportion", "strategies", "use", "opponents"))
+        others = dict.fromkeys(("proportion", "strategies", "validation", "use", "opponents"))
         return {**others, "apart": _strategies(results, "apart")}
     return {
         "apart": None,
         "proportion": _proportion(results),
         "strategies": _strategies(results),
+        "validation": _validation(results),
         "use": _use(results),
         "opponents": _opponents(results),
     }
@@ -107,6 +109,27 @@ def _strategies(results: Found, predicted: str = "systems") -> str | None:
         "bytes an example",
     )
     return pages.table(header, lines)
+
+
+def _validation(results: Found) -> str | None:
+    """How right predictions are. A case is one number of trainers."""
+    rows = []
+    for row in _of_girih(results):
+        found = pages.row(_predictions(), "systems", strategy=row["contestant"], trainers=row["trainers"])
+        if found:
+            ends = {"low": found["5 %"], "high": found["95 %"]}
+            rows.append(
+                {
+                    "case": row["trainers"], "strategy": row["contestant"], "measured": row["samples/s"],
+                    "predicted": found["samples/s"], **ends,
+                }
+            )  # fmt: skip
+    parts = {"all": rows, **{of["strategy"]: those for of, those in pages.grouped(rows, "strategy")}}
+    lines = [
+        [pages.shown({"of": name, **judged(those)}[column], form) for column, form in JUDGED.items()]
+        for name, those in parts.items()
+    ]
+    return pages.table(list(JUDGED), lines) if rows else None
 
 
 def _use(results: Found) -> str | None:

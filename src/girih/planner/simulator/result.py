@@ -131,15 +131,22 @@ def _samples_per_s(graph: StepGraph, run: Run) -> float:
     speed = 0.0
     for lane in range(run.cluster.trainers):
         ended = [at_s for at_s, trainer in run.log.ended if trainer == lane]
-        begin = max(0, min(len(ended) - 2, 2 * graph.in_flight, run.steps // 3))
+        begin = _first(graph, len(ended), run.steps)
         if len(ended) > 1:
             speed += (len(ended) - 1 - begin) / (ended[-1] - ended[begin])
     return graph.examples / run.cluster.trainers * speed
 
 
+def _first(graph: StepGraph, ended: int, steps: int) -> int:
+    return max(0, min(ended - 2, 2 * graph.in_flight, steps // 3))
+
+
 def _core_s(graph: StepGraph, run: Run) -> dict[str, float]:
-    steps = len(run.log.ended) / graph.trainers
-    return {role: seconds / steps for role, seconds in run.log.core_s.items()}
+    """Returns role → core-seconds of a step, between the same steps. What was read ahead before them does not count."""
+    spent, first = run.log.spent, run.cluster.trainers * _first(graph, run.steps, run.steps)
+    before, after = spent[min(first, len(spent) - 2)], spent[-1]
+    steps = max(1, len(spent) - 1 - first) / graph.trainers
+    return {role: (seconds - before.get(role, 0.0)) / steps for role, seconds in after.items()}
 
 
 def _use(run: Run) -> tuple[dict[str, float], dict[str, float]]:
@@ -147,7 +154,7 @@ def _use(run: Run) -> tuple[dict[str, float], dict[str, float]]:
 
     A trainer's thread that holds a step mostly waits for other resources, so it does not count.
     """
-    engine, cluster = run.engine, run.cluster
+    cluster, now_s = run.cluster, run.engine.now_s
     holds = {each.takes for each in run.operations if each.takes}
     used: dict[str, float] = {}
     queued: dict[str, float] = {}
@@ -157,21 +164,17 @@ def _use(run: Run) -> tuple[dict[str, float], dict[str, float]]:
             used[name], queued[name] = use, queue
 
     for host in cluster.hosts.values():
-        host.cores.tick(engine.now_s)
+        host.cores.tick(now_s)
         core = host.cores
-        note("cores", core.served / core.rate / engine.now_s, core.waiting_s / engine.now_s)
+        note("cores", core.served / core.rate / now_s, core.waiting_s / now_s)
     for role, processes in cluster.processes.items():
         for process in processes:
             for way, link in (("out", process.out), ("in", process.into)):
-                link.tick(engine.now_s)
+                link.tick(now_s)
                 if link.served:
-                    note(
-                        f"{role}: link {way}",
-                        link.served / link.rate / engine.now_s,
-                        link.waiting_s / engine.now_s,
-                    )
+                    note(f"{role}: link {way}", link.served / link.rate / now_s, link.waiting_s / now_s)
             for name, executor in process.executors.items():
-                executor.tick(engine.now_s)
+                executor.tick(now_s)
                 if name not in holds:
-                    note(f"{role}: {name}", executor.busy_s / engine.now_s, executor.waiting_s / engine.now_s)
+                    note(f"{role}: {name}", executor.busy_s / now_s, executor.waiting_s / now_s)
     return used, queued

@@ -39,13 +39,14 @@ class Log:
         ended: times at which steps of trainers ended, in order, with the trainer.
         staleness: of each read: the number of the trainer's earlier steps whose gradients were not applied.
         spans: operations, if asked for.
-        core_s: role → core-seconds of its simulated processes.
+        core_s: role → core-seconds of its simulated processes. spent: the same at the start, and at each end of a step.
     """
 
     ended: list[tuple[float, int]] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     spans: list[Span] | None = None
     core_s: dict[str, float] = field(default_factory=dict)
+    spent: list[dict[str, float]] = field(default_factory=lambda: [{}])
 
 
 @dataclass(slots=True)
@@ -132,6 +133,7 @@ class _Lane:
             if not self.unfinished[step]:
                 self.ended += 1
                 run.log.ended.append((run.engine.now_s, self.number))
+                run.log.spent.append(dict(run.log.core_s))
                 if self.ended == run.steps:
                     run.engine.stop()
                 else:
@@ -236,11 +238,10 @@ class Run:
         else:
             pairs = [(source, source) for source in sources]
         shares = self.shares[operation.to if len(sources) == 1 and operation.to else operation.role]
-        many = len(pairs)
         threads = [source.threads(operation.executor) for source, _ in pairs]
         joined = _joined(sum(map(len, threads)), done)
         for number, (source, target) in enumerate(pairs):
-            share = (shares[number] if many > 1 else 1.0) / many / len(threads[number])
+            share = (shares[number] if len(pairs) > 1 else 1.0) / len(pairs) / len(threads[number])
             for thread in threads[number]:
                 self._at(operation, source, target, share, factor, joined, thread)
 
@@ -303,9 +304,8 @@ class Run:
         else:
             delay_s += operation.hops * 1e-3 * max(source.host.group.delay_ms, target.host.group.delay_ms)
             links = (source.out, target.into)
-            if (
-                min(each.rate for each in links) * operation.packet_s < PACKET_BYTES
-            ):  # it waits for each packet
+            slowest = min(each.rate for each in links)
+            if slowest * operation.packet_s < PACKET_BYTES:  # it waits for each packet
                 received_s += factor * operation.packet_s * size / PACKET_BYTES
             turns = 2.0 if operation.in_turns else 1.0
             engine.after(delay_s, lambda: engine.start(size, links, operation.bytes_per_s, arrived, turns))
