@@ -33,7 +33,10 @@ PHASES = {
     "predicted / measured": "{:.2f}",
 }
 REGRETS = {"model": "{}", "size": "{}", "link": "{}", "picked": "{}", "fastest": "{}", "regret": "{:.0%}"}
-FORTH, BACK = "the first window picks and the last one judges", "the last window picks and the first one judges"
+FORTH, BACK = (
+    "the first window picks and the last one judges",
+    "the last window picks and the first one judges",
+)
 STALENESS = {
     "source": "{}", "task": "{}", "link": "{}", "strategy": "{}", "predicted: mean": "{:.2f}", "p99": "{}", "most": "{}",
     "measured: mean": "{:.2f}", "measured: most": "{}",
