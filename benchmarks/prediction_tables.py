@@ -194,7 +194,7 @@ def page_parts(results: Found) -> dict[str, str | None]:
         "judgement": _table(results, "all runs", JUDGED),
         "regret": _table([row for row in regrets if row["regret"] > REGRET], "regret", REGRETS),
         "phases": _table(results, "errors by phase", PHASES),
-        "windows": " ".join(_by_windows(regrets, name) for name in (FORTH, BACK)) or None,
+        "windows": " ".join(_by_windows(regrets, name) for name in (FORTH, BACK)).strip() or None,
     }
     long = {f"long {name}": part for name, part in made.items()}
     if results["options"].get("small_steps") is not None:
