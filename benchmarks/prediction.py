@@ -38,6 +38,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -176,7 +177,7 @@ class Bench:
             if link == NO_LINK or name != "local"
         ]
         found = [(case, *self._measured_case(*case, kept)) for case in cases]
-        passes = Passes.read(kept.folder / "passes.json") or self._passes(cases, kept.folder / "passes.json")
+        passes = self._passes(cases, kept.folder / "passes.json")
         for (name, *others), run, measured in found:
             speed = self._predicted(run, passes)
             yield row_of((*others,), name, measured, speed, source=source, contest=contest)
@@ -196,16 +197,19 @@ class Bench:
             yield row_of(run.case, run.strategy, measured, speed, source=source, contest=False)
 
     def _passes(self, cases: list[tuple[str, str, str, str]], file: Path) -> Passes:
-        """Measures the pass of each model on this machine once, and writes it."""
-        measured, threads = {}, {}
+        """Reads the passes of a folder. Those that it lacks are measured on this machine, and written."""
+        found = Passes.read(file) or Passes(0.0, {}, {})
+        costs, threads, memory_bytes = dict(found.costs), dict(found.threads), found.memory_bytes
         for name, model, size, _ in cases:
-            run = self._run(name, model, size)
-            trainers = self._settings(run).strategy.trainers
-            if (task := f"{model}/{size}/{trainers}") not in measured:
-                measured[task] = predicting.measured_cost(self._settings(run), trainers)
+            settings = self._settings(self._run(name, model, size))
+            trainers = settings.strategy.trainers
+            if (task := f"{model}/{size}/{trainers}") not in costs:
+                costs[task] = predicting.measured_cost(settings, trainers)
                 threads[str(trainers)] = max(1, fleet.CORES // trainers)
-        found = Passes(measured[task].memory_bytes, threads, measured)
-        found.write(file)
+                memory_bytes = costs[task].memory_bytes
+        if len(costs) > len(found.costs):
+            found = replace(found, memory_bytes=memory_bytes, threads=threads, costs=costs)
+            found.write(file)
         return found
 
     def _slowness(self) -> float:

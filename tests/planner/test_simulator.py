@@ -101,6 +101,13 @@ def test_core_seconds_of_a_step_are_those_of_its_operations():
     assert found.core_s == pytest.approx({"trainer": 0.8, "embedding-worker": 0.2}, rel=0.02)
 
 
+def test_core_seconds_of_a_step_leave_out_what_was_read_ahead_before_it():
+    """A reader is four batches ahead from the start on. A step reads one."""
+    read = work("read", 0.1, executor="reader", ahead=4)
+    found = exact(graph([read, work("a", 0.3, ("read",), begins=True)]), steps=12)
+    assert found.core_s == pytest.approx({"trainer": 0.4})
+
+
 def test_messages_share_a_receivers_link():
     """Two trainers send 0.5 GB each to one worker over 1 GB/s: 1 s together; the answers have no bytes."""
     send = Operation(name="a", term="a", role="trainer", to="embedding-worker", sent_bytes=5e8, begins=True)
