@@ -280,7 +280,7 @@ def test_slow_hosts_are_predicted_from_a_calibration(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
-    rows = pages.rows(found, "strategies", trainers=2)
+    rows = pages.rows(found, "systems", trainers=2)
     assert {row["strategy"] for row in rows} >= {
         "synchronous",
         "hybrid, τ = 16",
