@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import cpu_groups
 import delays
@@ -112,12 +113,13 @@ def has_netem() -> bool:
 
 @contextmanager
 def network(hosts: Sequence[str] | Mapping[str, Host], rate: str | None = None) -> Iterator[Hosts]:
-    """Hosts of these names (at most four letters each); all is gone afterwards.
+    """Hosts of these names (at most four letters each); all is gone afterwards, also when SIGTERM ends this process.
 
     Args:
         hosts: names, or name → speed. rate: that of all hosts, if ``hosts`` are names alone.
     """
     speeds = hosts if isinstance(hosts, Mapping) else dict.fromkeys(hosts, Host(rate))
+    before = signal.signal(signal.SIGTERM, _end)
     _clear()
     try:
         _ip("link", "add", BRIDGE, "type", "bridge")
@@ -132,6 +134,11 @@ def network(hosts: Sequence[str] | Mapping[str, Host], rate: str | None = None) 
             yield replace(made, relay=relay)
     finally:
         _clear()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _add_host(made: Hosts, name: str, speed: Host, address: str) -> delays.Link | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -210,6 +211,34 @@ def test_a_lost_host_is_gone_with_its_processes():
         assert waiting.wait(10.0) == -9
         assert not Path("/sys/class/net", hosts.links["a"]).exists()
         assert Path("/sys/class/net", hosts.links["b"]).exists()
+
+
+TERMINATED = """
+import subprocess, sys
+import network
+
+with network.network(["a"], "10mbit") as hosts:
+    waiting = subprocess.Popen([*hosts.places["a"].command, "sleep", "60"])
+    print(waiting.pid, hosts.links["a"], flush=True)
+    waiting.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_benchmark_that_is_terminated_leaves_no_hosts_and_no_processes():
+    import network
+
+    if (reason := network.missing()) is not None:
+        pytest.skip(reason)
+    words = [sys.executable, "-c", TERMINATED]
+    bench_process = subprocess.Popen(words, cwd=bench.FOLDER, stdout=subprocess.PIPE, text=True)
+    pid, link = bench_process.stdout.readline().split()
+    assert Path("/sys/class/net", link).exists()
+    bench_process.terminate()
+    assert bench_process.wait(30.0) == 128 + signal.SIGTERM
+    bench_process.stdout.close()
+    assert not Path("/sys/class/net", link).exists()
+    assert not Path("/proc", pid).exists()
 
 
 def test_the_page_says_if_speeds_are_in_proportion(monkeypatch):
