@@ -62,7 +62,8 @@ def test_a_disk_that_fills_up_at_a_checkpoint(site, mount):
     site.girih("train", site.config_file, "--run", run, "--set", "train.max_steps=2")
     fill(disk, leave=8192)
     before = files_in(run)
-    line = site.refusal_after_writing("train", site.config_file, "--run", run, "--resume", before=(3, 4))
+    # the save is in the background, and progress is shown by the clock: a slow machine shows one more step
+    line = site.refusal_after_writing("train", site.config_file, "--run", run, "--resume", before=(3, 4, 5))
     assert line == f"{run / 'checkpoints'}: no space left for a checkpoint; free some, then --resume"
     assert files_in(run) == [
         name for name in before if name != "summary.json"
