@@ -119,8 +119,8 @@ def network(hosts: Sequence[str] | Mapping[str, Host], rate: str | None = None) 
         hosts: names, or name → speed. rate: that of all hosts, if ``hosts`` are names alone.
     """
     speeds = hosts if isinstance(hosts, Mapping) else dict.fromkeys(hosts, Host(rate))
-    before = signal.signal(signal.SIGTERM, _end)
     _clear()
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         _ip("link", "add", BRIDGE, "type", "bridge")
         _ip("link", "set", BRIDGE, "up")

@@ -103,10 +103,10 @@ class Predictor:
         if self._cost is None:  # a share has the same size with any number of trainers
             self._cost = predicting.measured_cost(settings, max(settings.strategy.trainers, fleet.CORES))
         facts = predicting.facts_with(settings, settings.strategy, self._cost, self._calibration, THREADS)
-        _, net = settings.planned_net()  # runs have no calibration, so nominal speeds place their operators
+        # runs have no calibration, so nominal speeds place their operators
+        net = settings.planned_net()[1] if settings.strategy.places_operators else None
         if net is not None:
-            own = net.facts
-            facts = replace(facts, graph=own.graph, tagging=own.tagging, wire=own.wire)
+            facts = replace(facts, graph=net.facts.graph, tagging=net.facts.tagging, wire=net.facts.wire)
         found = predicting.predicted(settings.strategy, facts, simulated(kinds), **self._size)
         return {
             "strategy": name,
